@@ -1,0 +1,3 @@
+//! `lily-server`.
+
+fn main() {}

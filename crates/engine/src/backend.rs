@@ -1,0 +1,141 @@
+//! The one interface between the engine and a device.
+//!
+//! A backend knows sequences, not operators: it opens one (fresh, or from a snapshot), extends it by tokens,
+//! enqueues a decode step for a batch of them, and hands back what was sampled. Enqueue and collect are
+//! separate calls so that step n+1 can be on the device before the host has seen token n: a
+//! [`DecodeStep`] may say "the token you just sampled" instead of naming one.
+//!
+//! A backend holds no policy: which sequence runs, how long a chunk is and what is evicted is decided above.
+
+use lily_model::geometry::Geometry;
+
+/// A sequence that a backend holds state for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SequenceId(pub u64);
+
+/// A frozen copy of a sequence's state at some length.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SnapshotId(pub u64);
+
+/// Work that was enqueued and not yet collected.
+#[derive(Debug, PartialEq, Eq, Hash)]
+pub struct Ticket(pub u64);
+
+/// What the host wants back from a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Want {
+    /// Nothing: the state advances and no row goes through the head.
+    Nothing,
+    /// The greedy token of the last row, chosen on the device (lowest id among equals).
+    Token,
+    /// The last row's logits, `[vocab]`, beside the greedy token.
+    Logits,
+    /// Every row's logits, `[tokens, vocab]`, beside the last row's greedy token.
+    AllLogits,
+}
+
+/// The token that a decode step consumes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Input {
+    /// This one.
+    Token(u32),
+    /// The one that the sequence's previous step chose on the device.
+    LastSampled,
+}
+
+/// One sequence's part in a batched decode step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DecodeStep {
+    /// The sequence to advance by one token.
+    pub sequence: SequenceId,
+    /// The token it consumes.
+    pub input: Input,
+    /// What comes back ([`Want::AllLogits`] is the same as [`Want::Logits`] here).
+    pub want: Want,
+}
+
+/// What one sequence's step produced.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StepOutput {
+    /// The sequence that advanced.
+    pub sequence: SequenceId,
+    /// The greedy token after the last row; `None` for [`Want::Nothing`].
+    pub token: Option<u32>,
+    /// f32 logits, `[rows, vocab]`, rows as [`Want`] says; empty where none were wanted.
+    pub logits: Vec<f32>,
+}
+
+/// Why a backend could not do what it was asked.
+#[derive(Debug, thiserror::Error)]
+pub enum BackendError {
+    /// The sequence, snapshot or ticket is not (or no longer) known: a bug in the caller.
+    #[error("the backend does not know {0}; it was closed or never opened")]
+    Unknown(String),
+    /// The sequence would grow past the context that the backend was built for.
+    #[error(
+        "{needed} tokens do not fit the context of {limit}; shorten the prompt or start with a larger --ctx-len"
+    )]
+    ContextFull {
+        /// Tokens that the step would have brought the sequence to.
+        needed: usize,
+        /// The most a sequence may hold.
+        limit: usize,
+    },
+    /// A token id outside the vocabulary.
+    #[error("token {token} is outside the vocabulary of {vocab}")]
+    BadToken {
+        /// The offending id.
+        token: u32,
+        /// Rows of the embedding table.
+        vocab: usize,
+    },
+    /// State for the sequence does not fit into memory.
+    #[error("no memory for {what} ({bytes} bytes); close other sequences or lower --ctx-len")]
+    OutOfMemory {
+        /// What was to be allocated.
+        what: &'static str,
+        /// Its size.
+        bytes: usize,
+    },
+    /// The device failed.
+    #[error("the device failed: {0}")]
+    Device(String),
+}
+
+/// A device that runs the model.
+pub trait Backend: Send {
+    /// Shape of the model it holds.
+    fn geometry(&self) -> &Geometry;
+
+    /// One line for people: device, instruction set, threads.
+    fn description(&self) -> String;
+
+    /// The most tokens that one sequence may hold.
+    fn context_limit(&self) -> usize;
+
+    /// Opens a sequence: empty, or continuing `from` a snapshot (which stays valid).
+    fn open(&mut self, from: Option<SnapshotId>) -> Result<SequenceId, BackendError>;
+
+    /// Tokens that the sequence holds.
+    fn length(&self, sequence: SequenceId) -> Result<usize, BackendError>;
+
+    /// Enqueues prefill of `tokens` (at least one) at the end of the sequence. The answer does not depend
+    /// on how a prompt is cut into calls. On error the sequence is as it was.
+    fn extend(&mut self, sequence: SequenceId, tokens: &[u32], want: Want) -> Result<Ticket, BackendError>;
+
+    /// Enqueues one token for each sequence named (each at most once). The answer of a sequence does not
+    /// depend on which others are in the batch.
+    fn decode(&mut self, steps: &[DecodeStep]) -> Result<Ticket, BackendError>;
+
+    /// Waits for enqueued work and returns one output per sequence, in the order given.
+    fn collect(&mut self, ticket: Ticket) -> Result<Vec<StepOutput>, BackendError>;
+
+    /// Freezes the sequence's state at its present length.
+    fn snapshot(&mut self, sequence: SequenceId) -> Result<SnapshotId, BackendError>;
+
+    /// Frees a snapshot. Unknown ids are ignored.
+    fn discard(&mut self, snapshot: SnapshotId);
+
+    /// Frees a sequence. Unknown ids are ignored.
+    fn close(&mut self, sequence: SequenceId);
+}

@@ -1,0 +1,3 @@
+//! What happens to a request.
+
+pub mod backend;

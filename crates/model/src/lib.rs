@@ -1,0 +1,4 @@
+//! What the model is.
+
+pub mod geometry;
+pub mod weights;
