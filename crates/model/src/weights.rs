@@ -27,6 +27,11 @@ impl Blob {
         Blob { owner, range }
     }
 
+    /// No bytes.
+    pub fn empty() -> Blob {
+        Blob::new(Arc::new([]))
+    }
+
     /// The sub-range `range` of this blob, or `None` where it reaches outside.
     pub fn slice(&self, range: Range<usize>) -> Option<Blob> {
         if range.start > range.end || range.end > self.range.len() {
@@ -123,6 +128,12 @@ pub struct Matrix {
 }
 
 impl Matrix {
+    /// A stack of no matrices: what stands in for one that could not be loaded.
+    pub(crate) fn none() -> Matrix {
+        let (data, scales, biases) = (Blob::empty(), Blob::empty(), Blob::empty());
+        Matrix { count: 0, rows: 0, cols: 0, format: Format::Bf16, data, data_stride: 0, scales, biases }
+    }
+
     /// The only matrix of a stack of one.
     pub fn view(&self) -> MatrixView<'_> {
         debug_assert_eq!(self.count, 1);

@@ -1,0 +1,171 @@
+//! A checkpoint as a whole: the way in.
+//!
+//! [`Checkpoint::open`] reads a directory, [`Checkpoint::demo`] what the binary embeds; after that there is no
+//! difference. Opening reads `config.json` and the headers of the weight files, not the weights: those stay
+//! mapped, and the system fetches them when a kernel first touches them.
+
+use std::path::Path;
+
+use serde_json::Value;
+
+use crate::config::{ModelConfig, parse_config_text};
+use crate::error::ModelError;
+use crate::generation_config::GenerationConfig;
+use crate::geometry::Geometry;
+use crate::load::{self, LoadReport};
+use crate::safetensors::Tensors;
+use crate::source::Source;
+use crate::tokenizer::Tokenizer;
+use crate::weights::Weights;
+
+/// The file of sizes.
+pub const CONFIG_FILE: &str = "config.json";
+/// The file of the tokenizer.
+pub const TOKENIZER_FILE: &str = "tokenizer.json";
+/// Where the chat template stands alone.
+pub const TEMPLATE_FILE: &str = "chat_template.jinja";
+/// Where the chat template stands in older checkpoints, in the field `chat_template`.
+pub const TOKENIZER_CONFIG_FILE: &str = "tokenizer_config.json";
+/// The file of end-of-sequence ids and sampling defaults; a checkpoint may do without it.
+pub const GENERATION_FILE: &str = "generation_config.json";
+
+/// An opened checkpoint.
+#[derive(Clone, Debug)]
+pub struct Checkpoint {
+    name: String,
+    source: Source,
+    config: ModelConfig,
+    generation: GenerationConfig,
+    tensors: Tensors,
+}
+
+impl Checkpoint {
+    /// Opens the checkpoint in the directory `dir`.
+    ///
+    /// # Errors
+    /// [`ModelError`] where a file is missing or damaged, or the model is not one that Lily runs. Tensors are
+    /// compared with the geometry by [`Checkpoint::weights`].
+    pub fn open(dir: &Path) -> Result<Checkpoint, ModelError> {
+        let source = Source::directory(dir)?;
+        let absolute = dir.canonicalize().unwrap_or_else(|_| dir.to_owned());
+        let name = absolute.file_name().unwrap_or(dir.as_os_str()).to_string_lossy();
+        Checkpoint::from_source(name.into_owned(), source)
+    }
+
+    /// Opens the checkpoint that `source` holds, under the name `name`.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::open`].
+    pub fn from_source(name: String, source: Source) -> Result<Checkpoint, ModelError> {
+        let config = parse_config_text(&source.require(CONFIG_FILE)?)?;
+        let mut generation = match source.open(GENERATION_FILE)? {
+            Some(json) => GenerationConfig::from_json(&json)
+                .map_err(|e| ModelError::file(source.place(), e.to_string()))?,
+            None => GenerationConfig::default(),
+        };
+        if generation.eos_token_ids.is_empty() {
+            generation.eos_token_ids.clone_from(&config.eos_token_ids);
+        }
+        let tensors = Tensors::open(&source)?;
+        Ok(Checkpoint { name, source, config, generation, tensors })
+    }
+
+    /// Opens the demo that the binary embeds.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::open`].
+    pub fn demo() -> Result<Checkpoint, ModelError> {
+        Err(ModelError::file("demo", "it is not in this build; name a checkpoint with --model-path"))
+    }
+
+    /// What the model is called: the directory's name, or the demo's.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Every size of the model.
+    pub fn geometry(&self) -> &Geometry {
+        &self.config.geometry
+    }
+
+    /// What `config.json` says.
+    pub fn config(&self) -> &ModelConfig {
+        &self.config
+    }
+
+    /// The stored tensors.
+    pub fn tensors(&self) -> &Tensors {
+        &self.tensors
+    }
+
+    /// The weights, in place.
+    ///
+    /// # Errors
+    /// [`ModelError::Refused`] naming every tensor that is missing or not of the type and shape that the
+    /// geometry calls for.
+    pub fn weights(&self) -> Result<Weights, ModelError> {
+        self.load().1
+    }
+
+    /// The weights, and what became of every tensor in the files.
+    pub fn load(&self) -> (LoadReport, Result<Weights, ModelError>) {
+        load::load(&self.config, &self.tensors)
+    }
+
+    /// Bytes of the tensors that the weights refer to: what the engine touches of the files.
+    pub fn weight_bytes(&self) -> u64 {
+        self.load().0.used_bytes
+    }
+
+    /// The tokenizer.
+    ///
+    /// # Errors
+    /// [`ModelError`] where `tokenizer.json` is missing or damaged.
+    pub fn tokenizer(&self) -> Result<Tokenizer, ModelError> {
+        let json = self.source.require(TOKENIZER_FILE)?;
+        Tokenizer::from_bytes(&json).map_err(|e| ModelError::file(self.source.place(), e.to_string()))
+    }
+
+    /// End-of-sequence ids and sampling defaults: `generation_config.json`, the ids else from `config.json`.
+    pub fn generation_config(&self) -> GenerationConfig {
+        self.generation.clone()
+    }
+
+    /// The path and the text of the chat template.
+    pub fn template_source(&self) -> Result<(String, String), ModelError> {
+        let path = self.source.path(TEMPLATE_FILE);
+        if let Some(bytes) = self.source.open(TEMPLATE_FILE)? {
+            return match String::from_utf8(bytes.to_vec()) {
+                Ok(text) => Ok((path, text)),
+                Err(e) => Err(ModelError::file(path, format!("this is not UTF-8 text ({e})"))),
+            };
+        }
+        let config_path = self.source.path(TOKENIZER_CONFIG_FILE);
+        let Some(bytes) = self.source.open(TOKENIZER_CONFIG_FILE)? else {
+            let problem =
+                format!("there is no such file, nor {TOKENIZER_CONFIG_FILE}; a chat needs one of them");
+            return Err(ModelError::file(path, problem));
+        };
+        let config: Value = serde_json::from_slice(&bytes)
+            .map_err(|e| ModelError::file(&config_path, format!("this is not valid JSON ({e})")))?;
+        match embedded_template(&config) {
+            Some(text) => Ok((config_path, text.to_owned())),
+            None => {
+                let problem = format!("it has no `chat_template`, and there is no {TEMPLATE_FILE} beside it");
+                Err(ModelError::file(config_path, problem))
+            }
+        }
+    }
+}
+
+/// The template in a `tokenizer_config.json`: a string, or a list of named ones of which `default` counts.
+fn embedded_template(config: &Value) -> Option<&str> {
+    match config.get("chat_template")? {
+        Value::String(text) => Some(text),
+        Value::Array(named) => {
+            let default = named.iter().find(|t| t.get("name").and_then(Value::as_str) == Some("default"))?;
+            default.get("template")?.as_str()
+        }
+        _ => None,
+    }
+}
