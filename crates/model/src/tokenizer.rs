@@ -1,0 +1,271 @@
+//! Text to token ids and back, over `tokenizer.json`.
+//!
+//! The model family uses byte-level BPE: the vocabulary spells each byte of UTF-8 as one printable
+//! character, so a token is an exact run of bytes, possibly ending inside a character. Lily depends on
+//! that (see [`crate::detokenizer`]), so [`Tokenizer::from_bytes`] refuses any other kind. Reading,
+//! normalising and merging is the `tokenizers` crate's; what is added here is the byte spelling of single
+//! tokens, encoding that treats markers as plain text, and answers instead of panics for hostile input.
+
+use std::panic::catch_unwind;
+use std::sync::Arc;
+
+use tokenizers::tokenizer::{
+    Model, NormalizedString, Normalizer, OffsetType, PreTokenizedString, PreTokenizer,
+};
+use tokenizers::{DecoderWrapper, ModelWrapper, PostProcessorWrapper};
+
+/// Markers of the wire format that other parts of Lily look up with [`Tokenizer::token_id`].
+pub mod markers {
+    /// Opens a message; the role follows.
+    pub const IM_START: &str = "<|im_start|>";
+    /// Closes a message: the end of a turn.
+    pub const IM_END: &str = "<|im_end|>";
+    /// Ends a document: the end of plain text.
+    pub const END_OF_TEXT: &str = "<|endoftext|>";
+    /// Opens a reasoning block.
+    pub const THINK_START: &str = "<think>";
+    /// Closes a reasoning block.
+    pub const THINK_END: &str = "</think>";
+    /// Opens a tool call.
+    pub const TOOL_CALL_START: &str = "<tool_call>";
+    /// Closes a tool call.
+    pub const TOOL_CALL_END: &str = "</tool_call>";
+}
+
+/// Why a `tokenizer.json` cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum TokenizerError {
+    /// Not a tokenizer file, or one that contradicts itself.
+    #[error("tokenizer.json cannot be read: {0}; take the file from the model's repository again")]
+    Malformed(String),
+    /// Another kind of tokenizer than the model family's.
+    #[error(
+        "tokenizer.json has {part} {found}; Lily reads byte-level BPE (a BPE model with a ByteLevel decoder)"
+    )]
+    Unsupported {
+        /// The section of the file.
+        part: &'static str,
+        /// What it holds.
+        found: String,
+    },
+    /// Some byte has no token of its own, so some texts could not be encoded.
+    #[error("tokenizer.json has no token for byte 0x{0:02X}; a byte-level vocabulary spells all 256")]
+    MissingByte(u8),
+}
+
+/// A tokenizer; clones share one vocabulary.
+#[derive(Clone)]
+pub struct Tokenizer {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    tokenizer: tokenizers::Tokenizer,
+    /// The token of each single byte.
+    byte_ids: [u32; 256],
+}
+
+impl Tokenizer {
+    /// Reads the contents of a `tokenizer.json`.
+    ///
+    /// Padding, truncation and the post-processor that the file may ask for are dropped: a prompt is
+    /// encoded whole and exactly as the chat template rendered it.
+    pub fn from_bytes(json: &[u8]) -> Result<Tokenizer, TokenizerError> {
+        // The library asserts where a file breaks its expectations; to the caller that is one more way for
+        // a file to be malformed.
+        let mut tokenizer = catch_unwind(|| tokenizers::Tokenizer::from_bytes(json))
+            .map_err(|_| TokenizerError::Malformed("the tokenizer library rejects its contents".to_string()))?
+            .map_err(|error| TokenizerError::Malformed(error.to_string()))?;
+
+        if !matches!(tokenizer.get_model(), ModelWrapper::BPE(_)) {
+            let found = match tokenizer.get_model() {
+                ModelWrapper::BPE(_) => "BPE",
+                ModelWrapper::WordPiece(_) => "WordPiece",
+                ModelWrapper::WordLevel(_) => "WordLevel",
+                ModelWrapper::Unigram(_) => "Unigram",
+            };
+            return Err(TokenizerError::Unsupported { part: "a model of type", found: found.to_string() });
+        }
+        match tokenizer.get_decoder() {
+            Some(DecoderWrapper::ByteLevel(_)) => {}
+            Some(other) => {
+                let found = serde_json::to_value(other)
+                    .ok()
+                    .and_then(|value| Some(value.get("type")?.as_str()?.to_string()))
+                    .unwrap_or_else(|| "of another type".to_string());
+                return Err(TokenizerError::Unsupported { part: "a decoder", found });
+            }
+            None => {
+                return Err(TokenizerError::Unsupported { part: "a decoder", found: "missing".to_string() });
+            }
+        }
+        let mut byte_ids = [0; 256];
+        for (byte, id) in (0..=u8::MAX).zip(&mut byte_ids) {
+            let spelled = CHAR_OF_BYTE[usize::from(byte)].to_string();
+            *id = tokenizer.get_model().token_to_id(&spelled).ok_or(TokenizerError::MissingByte(byte))?;
+        }
+
+        tokenizer.with_padding(None);
+        tokenizer
+            .with_truncation(None)
+            .map_err(|error| TokenizerError::Malformed(error.to_string()))?
+            .with_post_processor(None::<PostProcessorWrapper>);
+        Ok(Tokenizer { inner: Arc::new(Inner { tokenizer, byte_ids }) })
+    }
+
+    /// Encodes `text`; markers and other added tokens that occur in it become their own ids. For rendered
+    /// chat templates.
+    pub fn encode(&self, text: &str) -> Vec<u32> {
+        self.encode_pieces(text, &|piece| {
+            let encoding = self.inner.tokenizer.encode_fast(piece, false)?;
+            Ok(encoding.get_ids().to_vec())
+        })
+    }
+
+    /// Encodes `text` as nothing but text: a marker in it is spelled out in ordinary tokens and cannot act
+    /// as one.
+    pub fn encode_plain(&self, text: &str) -> Vec<u32> {
+        let tokenizer = &self.inner.tokenizer;
+        self.encode_pieces(text, &|piece| {
+            let mut normalized = NormalizedString::from(piece);
+            if let Some(normalizer) = tokenizer.get_normalizer() {
+                normalizer.normalize(&mut normalized)?;
+            }
+            let mut words = PreTokenizedString::from(normalized);
+            if let Some(pre_tokenizer) = tokenizer.get_pre_tokenizer() {
+                pre_tokenizer.pre_tokenize(&mut words)?;
+            }
+            words.tokenize(|word| tokenizer.get_model().tokenize(word.get()))?;
+            Ok(words.into_encoding(None, 0, OffsetType::None)?.get_ids().to_vec())
+        })
+    }
+
+    /// Runs `encode`, which fails only where the pre-tokenizer's regular expression gives up: in a run of
+    /// about a million characters of white space, which it searches backwards for a line end. The text is
+    /// then cut in the middle of its longest such run, where no word and no marker can be torn.
+    fn encode_pieces(&self, text: &str, encode: &dyn Fn(&str) -> tokenizers::Result<Vec<u32>>) -> Vec<u32> {
+        if let Ok(ids) = encode(text) {
+            return ids;
+        }
+        match middle_of_longest_space(text) {
+            Some(cut) => {
+                let (head, tail) = text.split_at(cut);
+                let mut ids = self.encode_pieces(head, encode);
+                ids.extend(self.encode_pieces(tail, encode));
+                ids
+            }
+            None => text.bytes().map(|byte| self.inner.byte_ids[usize::from(byte)]).collect(),
+        }
+    }
+
+    /// The text of `ids`. Special tokens (`<|im_end|>` and the like) and unknown ids are left out; bytes
+    /// that are not UTF-8 become U+FFFD.
+    pub fn decode(&self, ids: &[u32]) -> String {
+        let text = ids.iter().filter(|&&id| !self.is_special(id));
+        let bytes: Vec<u8> = text.filter_map(|&id| self.token_bytes(id)).flatten().collect();
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+
+    /// As [`Tokenizer::decode`], with special tokens spelled out.
+    pub fn decode_with_special(&self, ids: &[u32]) -> String {
+        let bytes: Vec<u8> = ids.iter().filter_map(|&id| self.token_bytes(id)).flatten().collect();
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+
+    /// The id of the token that is written `token` in the vocabulary; for markers, their own text.
+    pub fn token_id(&self, token: &str) -> Option<u32> {
+        self.inner.tokenizer.token_to_id(token)
+    }
+
+    /// Whether `id` is a token that never belongs to the answer's text. Markers that a client may want to
+    /// see, such as `<think>` and `<tool_call>`, are not special in this sense.
+    pub fn is_special(&self, id: u32) -> bool {
+        let added = self.inner.tokenizer.get_added_vocabulary();
+        added.simple_id_to_token(id).is_some_and(|token| added.is_special_token(&token))
+    }
+
+    /// The bytes that token `id` stands for, which may begin or end inside a UTF-8 character; `None` for
+    /// ids that the vocabulary does not have.
+    pub fn token_bytes(&self, id: u32) -> Option<Vec<u8>> {
+        let token = self.inner.tokenizer.id_to_token(id)?;
+        let bytes = token.chars().map(byte_of_char).collect::<Option<Vec<u8>>>();
+        // An added token with characters outside the byte alphabet stands for its own text.
+        Some(bytes.unwrap_or_else(|| token.into_bytes()))
+    }
+
+    /// Tokens in the vocabulary, added ones included. The embedding table may have more rows.
+    pub fn vocab_size(&self) -> usize {
+        self.inner.tokenizer.get_vocab_size(true)
+    }
+}
+
+impl std::fmt::Debug for Tokenizer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Tokenizer({} tokens)", self.vocab_size())
+    }
+}
+
+/// Byte offset of the middle of the longest run of white space, if a run of at least two exists.
+fn middle_of_longest_space(text: &str) -> Option<usize> {
+    let mut longest: &str = "";
+    let mut start = None;
+    let ends = text.char_indices().chain([(text.len(), 'x')]);
+    for (at, c) in ends {
+        match (c.is_whitespace(), start) {
+            (true, None) => start = Some(at),
+            (false, Some(from)) => {
+                if at - from > longest.len() {
+                    longest = &text[from..at];
+                }
+                start = None;
+            }
+            _ => {}
+        }
+    }
+    let offset = longest.as_ptr() as usize - text.as_ptr() as usize;
+    let middle = longest.char_indices().nth(longest.chars().count() / 2)?.0;
+    (middle > 0).then_some(offset + middle)
+}
+
+/// Characters that spell the bytes which cannot stand for themselves start here, in the order of those
+/// bytes (Radford et al. 2019, GPT-2's byte-level BPE).
+const FIRST_STAND_IN: u32 = 256;
+
+/// Whether a byte is spelled by the Latin-1 character of its own value: those that print visibly.
+const fn spells_itself(byte: u8) -> bool {
+    matches!(byte, b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF)
+}
+
+const CHAR_OF_BYTE: [char; 256] = {
+    let mut table = ['\0'; 256];
+    let mut stand_in = FIRST_STAND_IN;
+    let mut byte = 0;
+    while byte < table.len() {
+        table[byte] = if spells_itself(byte as u8) {
+            byte as u8 as char
+        } else {
+            stand_in += 1;
+            match char::from_u32(stand_in - 1) {
+                Some(c) => c,
+                None => panic!("stand-ins lie below the surrogates"),
+            }
+        };
+        byte += 1;
+    }
+    table
+};
+
+/// The byte that `c` spells in a byte-level vocabulary.
+fn byte_of_char(c: char) -> Option<u8> {
+    const SPELLINGS: usize = 512;
+    const BYTE_OF_CHAR: [Option<u8>; SPELLINGS] = {
+        let mut table = [None; SPELLINGS];
+        let mut byte = 0;
+        while byte < CHAR_OF_BYTE.len() {
+            table[CHAR_OF_BYTE[byte] as usize] = Some(byte as u8);
+            byte += 1;
+        }
+        table
+    };
+    BYTE_OF_CHAR.get(c as usize).copied().flatten()
+}
