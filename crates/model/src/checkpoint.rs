@@ -8,6 +8,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
+use crate::chat_template::ChatTemplate;
 use crate::config::{ModelConfig, parse_config_text};
 use crate::error::ModelError;
 use crate::generation_config::GenerationConfig;
@@ -58,11 +59,7 @@ impl Checkpoint {
     /// As [`Checkpoint::open`].
     pub fn from_source(name: String, source: Source) -> Result<Checkpoint, ModelError> {
         let config = parse_config_text(&source.require(CONFIG_FILE)?)?;
-        let mut generation = match source.open(GENERATION_FILE)? {
-            Some(json) => GenerationConfig::from_json(&json)
-                .map_err(|e| ModelError::file(source.place(), e.to_string()))?,
-            None => GenerationConfig::default(),
-        };
+        let mut generation = read_generation_config(&source)?;
         if generation.eos_token_ids.is_empty() {
             generation.eos_token_ids.clone_from(&config.eos_token_ids);
         }
@@ -120,40 +117,78 @@ impl Checkpoint {
     /// The tokenizer.
     ///
     /// # Errors
-    /// [`ModelError`] where `tokenizer.json` is missing or damaged.
+    /// [`ModelError`] where `tokenizer.json` is missing or damaged, or has more tokens than the embedding table
+    /// has rows.
     pub fn tokenizer(&self) -> Result<Tokenizer, ModelError> {
-        let json = self.source.require(TOKENIZER_FILE)?;
-        Tokenizer::from_bytes(&json).map_err(|e| ModelError::file(self.source.place(), e.to_string()))
+        read_tokenizer(&self.source, Some(self.geometry().vocab))
+    }
+
+    /// The chat template: `chat_template.jinja` where there is one, else the field in `tokenizer_config.json`.
+    ///
+    /// # Errors
+    /// [`ModelError`] where there is none or it does not compile.
+    pub fn chat_template(&self) -> Result<ChatTemplate, ModelError> {
+        read_chat_template(&self.source)
     }
 
     /// End-of-sequence ids and sampling defaults: `generation_config.json`, the ids else from `config.json`.
     pub fn generation_config(&self) -> GenerationConfig {
         self.generation.clone()
     }
+}
 
-    /// The path and the text of the chat template.
-    pub fn template_source(&self) -> Result<(String, String), ModelError> {
-        let path = self.source.path(TEMPLATE_FILE);
-        if let Some(bytes) = self.source.open(TEMPLATE_FILE)? {
-            return match String::from_utf8(bytes.to_vec()) {
-                Ok(text) => Ok((path, text)),
-                Err(e) => Err(ModelError::file(path, format!("this is not UTF-8 text ({e})"))),
-            };
+/// The tokenizer of `source`, which may have at most `vocab` tokens.
+pub(crate) fn read_tokenizer(source: &Source, vocab: Option<usize>) -> Result<Tokenizer, ModelError> {
+    let json = source.require(TOKENIZER_FILE)?;
+    let tokenizer =
+        Tokenizer::from_bytes(&json).map_err(|e| ModelError::file(source.place(), e.to_string()))?;
+    match vocab {
+        Some(vocab) if tokenizer.vocab_size() > vocab => {
+            let tokens = tokenizer.vocab_size();
+            let problem = format!("it has {tokens} tokens; the model's embedding table has {vocab} rows");
+            Err(ModelError::file(source.path(TOKENIZER_FILE), problem))
         }
-        let config_path = self.source.path(TOKENIZER_CONFIG_FILE);
-        let Some(bytes) = self.source.open(TOKENIZER_CONFIG_FILE)? else {
-            let problem =
-                format!("there is no such file, nor {TOKENIZER_CONFIG_FILE}; a chat needs one of them");
-            return Err(ModelError::file(path, problem));
+        _ => Ok(tokenizer),
+    }
+}
+
+/// The chat template of `source`.
+pub(crate) fn read_chat_template(source: &Source) -> Result<ChatTemplate, ModelError> {
+    let (file, text) = template_text(source)?;
+    ChatTemplate::from_source(&text).map_err(|e| ModelError::file(file, e.to_string()))
+}
+
+/// `generation_config.json` of `source`, or nothing but absent fields where there is none.
+pub(crate) fn read_generation_config(source: &Source) -> Result<GenerationConfig, ModelError> {
+    match source.open(GENERATION_FILE)? {
+        Some(json) => {
+            GenerationConfig::from_json(&json).map_err(|e| ModelError::file(source.place(), e.to_string()))
+        }
+        None => Ok(GenerationConfig::default()),
+    }
+}
+
+/// Path and text of the chat template.
+fn template_text(source: &Source) -> Result<(String, String), ModelError> {
+    let path = source.path(TEMPLATE_FILE);
+    if let Some(bytes) = source.open(TEMPLATE_FILE)? {
+        return match String::from_utf8(bytes.to_vec()) {
+            Ok(text) => Ok((path, text)),
+            Err(e) => Err(ModelError::file(path, format!("this is not UTF-8 text ({e})"))),
         };
-        let config: Value = serde_json::from_slice(&bytes)
-            .map_err(|e| ModelError::file(&config_path, format!("this is not valid JSON ({e})")))?;
-        match embedded_template(&config) {
-            Some(text) => Ok((config_path, text.to_owned())),
-            None => {
-                let problem = format!("it has no `chat_template`, and there is no {TEMPLATE_FILE} beside it");
-                Err(ModelError::file(config_path, problem))
-            }
+    }
+    let config_path = source.path(TOKENIZER_CONFIG_FILE);
+    let Some(bytes) = source.open(TOKENIZER_CONFIG_FILE)? else {
+        let problem = format!("there is no such file, nor {TOKENIZER_CONFIG_FILE}; a chat needs one of them");
+        return Err(ModelError::file(path, problem));
+    };
+    let config: Value = serde_json::from_slice(&bytes)
+        .map_err(|e| ModelError::file(&config_path, format!("this is not valid JSON ({e})")))?;
+    match embedded_template(&config) {
+        Some(text) => Ok((config_path, text.to_owned())),
+        None => {
+            let problem = format!("it has no `chat_template`, and there is no {TEMPLATE_FILE} beside it");
+            Err(ModelError::file(config_path, problem))
         }
     }
 }

@@ -21,15 +21,21 @@
 //! | [`names`] | one spelling for tensor names |
 //! | [`load`] | tensors to weights, MLX's layout or Hugging Face's |
 //! | [`affine`] | what the quantized formats mean |
+//! | [`tokenizer`], [`detokenizer`] | text to token ids, and back as they stream in |
+//! | [`chat_template`] | a conversation to the text that the model reads |
+//! | [`generation_config`] | where answers end, recommended sampling |
+//! | [`inspect`] | everything that is in a directory, and everything that would be refused |
 //! | [`error`] | the crate's errors |
 
 pub mod affine;
+pub mod chat_template;
 pub mod checkpoint;
 pub mod config;
 pub mod detokenizer;
 pub mod error;
 pub mod generation_config;
 pub mod geometry;
+pub mod inspect;
 pub mod load;
 pub mod names;
 pub mod safetensors;

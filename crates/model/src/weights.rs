@@ -5,6 +5,7 @@
 //! input, or bf16/f16/f32. Bytes are little-endian and **not aligned** to their element. Vectors (norms,
 //! convolution taps, gates' constants) are small and come as f32, norms in the form that is multiplied as is.
 
+use std::fmt;
 use std::ops::{Deref, Range};
 use std::sync::Arc;
 
@@ -50,8 +51,8 @@ impl Deref for Blob {
     }
 }
 
-impl std::fmt::Debug for Blob {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Debug for Blob {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Blob({} bytes)", self.range.len())
     }
 }
@@ -85,6 +86,18 @@ impl Format {
     /// Whether rows carry a bf16 scale and a bf16 bias per [`GROUP_SIZE`] elements.
     pub fn is_affine(self) -> bool {
         matches!(self, Format::Affine4 | Format::Affine8)
+    }
+}
+
+impl fmt::Display for Format {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Format::Affine4 => "4-bit",
+            Format::Affine8 => "8-bit",
+            Format::Bf16 => "BF16",
+            Format::F16 => "F16",
+            Format::F32 => "F32",
+        })
     }
 }
 
