@@ -1,0 +1,321 @@
+//! [`CpuBackend`]: sequences, snapshots and tickets around the forward pass.
+//!
+//! Work is done when it is enqueued and handed over when it is collected: on a CPU there is no device to run
+//! ahead of. Everything that can fail, memory above all, is done before the first token is computed, so that a
+//! refused call leaves its sequences as they were.
+
+use std::collections::HashMap;
+
+use lily_engine::backend::{
+    Backend, BackendError, DecodeStep, Input, SequenceId, SnapshotId, StepOutput, Ticket, Want,
+};
+use lily_model::geometry::Geometry;
+use lily_model::weights::Weights;
+
+use crate::isa::Isa;
+use crate::kv_cache::KvFormat;
+use crate::memory::{Meter, grow, zeroed};
+use crate::reference_pass;
+use crate::segment::Segment;
+use crate::sequence::Sequence;
+use crate::stages::sample;
+
+/// Tokens that go through the layers at once in prefill: enough for each expert to serve several tokens per
+/// reading of its weights, few enough to bound the scratch memory.
+const PREFILL_CHUNK: usize = 512;
+
+/// The arithmetic of the pass.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Numerics {
+    /// int8 activations against the checkpoint's 4- and 8-bit weights in place, f16 KV cache.
+    #[default]
+    Int8,
+    /// Plain f32 on exactly dequantized weights, f32 KV cache: slow, the reference for every backend.
+    F32,
+}
+
+/// How to build a [`CpuBackend`].
+#[derive(Clone, Debug)]
+pub struct CpuOptions {
+    /// Worker threads; the physical cores where `None`.
+    pub threads: Option<usize>,
+    /// The most tokens that one sequence may hold (never more than the model's own limit).
+    pub ctx_len: usize,
+    /// Vector instructions; the best that the machine has where `None`.
+    pub isa: Option<Isa>,
+    /// The arithmetic.
+    pub numerics: Numerics,
+}
+
+impl Default for CpuOptions {
+    /// The whole context of the model, the best instructions, all cores, the fast arithmetic.
+    fn default() -> CpuOptions {
+        CpuOptions { threads: None, ctx_len: usize::MAX, isa: None, numerics: Numerics::Int8 }
+    }
+}
+
+/// The model on the CPU.
+pub struct CpuBackend {
+    weights: Weights,
+    numerics: Numerics,
+    context_limit: usize,
+    meter: Meter,
+    sequences: HashMap<SequenceId, Sequence>,
+    snapshots: HashMap<SnapshotId, Sequence>,
+    finished: HashMap<u64, Vec<StepOutput>>,
+    last_id: u64,
+}
+
+impl CpuBackend {
+    /// Prepares to run `weights`, which stay where they are mapped.
+    pub fn new(weights: Weights, options: CpuOptions) -> Result<CpuBackend, BackendError> {
+        Ok(CpuBackend {
+            context_limit: options.ctx_len.min(weights.geometry.max_context),
+            numerics: options.numerics,
+            meter: Meter::default(),
+            sequences: HashMap::new(),
+            snapshots: HashMap::new(),
+            finished: HashMap::new(),
+            last_id: 0,
+            weights,
+        })
+    }
+
+    /// Bytes that open sequences and snapshots hold; a KV page that several share counts once.
+    pub fn state_bytes(&self) -> usize {
+        self.meter.bytes()
+    }
+
+    fn next_id(&mut self) -> u64 {
+        self.last_id += 1;
+        self.last_id
+    }
+
+    fn kv_format(&self) -> KvFormat {
+        match self.numerics {
+            Numerics::Int8 => KvFormat::F32,
+            Numerics::F32 => KvFormat::F32,
+        }
+    }
+
+    fn check_tokens(&self, tokens: &[u32]) -> Result<(), BackendError> {
+        let vocab = self.weights.geometry.vocab;
+        match tokens.iter().find(|&&token| token as usize >= vocab) {
+            Some(&token) => Err(BackendError::BadToken { token, vocab }),
+            None => Ok(()),
+        }
+    }
+
+    fn check_room(&self, sequence: &Sequence, more: usize) -> Result<(), BackendError> {
+        let needed = sequence.length.saturating_add(more);
+        if needed > self.context_limit {
+            return Err(BackendError::ContextFull { needed, limit: self.context_limit });
+        }
+        Ok(())
+    }
+
+    /// Runs one chunk and advances its sequences; `wanted` rows of the residual stream come back as logits.
+    fn forward(
+        &mut self,
+        segments: &mut [Segment<'_>],
+        tokens: &[u32],
+        wanted: &[usize],
+        logits: &mut [f32],
+    ) {
+        let hidden = self.weights.geometry.hidden;
+        let x = reference_pass::forward(&self.weights, segments, tokens);
+        let rows: Vec<f32> =
+            wanted.iter().flat_map(|&row| &x[row * hidden..(row + 1) * hidden]).copied().collect();
+        reference_pass::logits(&self.weights, &rows, logits);
+        for segment in segments {
+            segment.sequence.length += segment.rows.len();
+        }
+    }
+
+    fn extend_sequence(
+        &mut self,
+        id: SequenceId,
+        sequence: &mut Sequence,
+        tokens: &[u32],
+        want: Want,
+    ) -> Result<StepOutput, BackendError> {
+        let vocab = self.weights.geometry.vocab;
+        self.check_tokens(tokens)?;
+        self.check_room(sequence, tokens.len())?;
+        let logit_rows = match want {
+            Want::Nothing => 0,
+            Want::Token | Want::Logits => 1,
+            Want::AllLogits => tokens.len(),
+        };
+        let mut logits = zeroed("logits", logit_rows.saturating_mul(vocab))?;
+        sequence.reserve(tokens.len(), &self.meter)?;
+
+        let first_wanted = tokens.len() - logit_rows;
+        for start in (0..tokens.len()).step_by(PREFILL_CHUNK) {
+            let end = tokens.len().min(start + PREFILL_CHUNK);
+            let wanted: Vec<usize> = (start.max(first_wanted)..end).map(|row| row - start).collect();
+            let done = start.saturating_sub(first_wanted) * vocab;
+            let mut segment = [Segment { sequence: &mut *sequence, rows: 0..end - start }];
+            let out = &mut logits[done..done + wanted.len() * vocab];
+            self.forward(&mut segment, &tokens[start..end], &wanted, out);
+        }
+        sequence.last_sampled = logits.rchunks_exact(vocab).next().map(sample::greedy);
+        if want == Want::Token {
+            logits = Vec::new();
+        }
+        Ok(StepOutput { sequence: id, token: sequence.last_sampled, logits })
+    }
+
+    /// The token that each step consumes, after checking everything that the caller may have got wrong.
+    fn check_steps(&self, steps: &[DecodeStep], sequences: &[Sequence]) -> Result<Vec<u32>, BackendError> {
+        let tokens = steps
+            .iter()
+            .zip(sequences)
+            .map(|(step, sequence)| match step.input {
+                Input::Token(token) => Ok(token),
+                Input::LastSampled => sequence.last_sampled.ok_or_else(|| {
+                    BackendError::Unknown(format!("a token sampled for sequence {}", step.sequence.0))
+                }),
+            })
+            .collect::<Result<Vec<u32>, _>>()?;
+        self.check_tokens(&tokens)?;
+        for sequence in sequences {
+            self.check_room(sequence, 1)?;
+        }
+        Ok(tokens)
+    }
+
+    fn decode_sequences(
+        &mut self,
+        steps: &[DecodeStep],
+        sequences: &mut [Sequence],
+    ) -> Result<Vec<StepOutput>, BackendError> {
+        let vocab = self.weights.geometry.vocab;
+        let tokens = self.check_steps(steps, sequences)?;
+        let wanted: Vec<usize> = (0..steps.len()).filter(|&row| steps[row].want != Want::Nothing).collect();
+        let mut logits: Vec<f32> = Vec::new();
+        grow("logits", &mut logits, wanted.len().saturating_mul(vocab))?;
+        let mut outputs: Vec<StepOutput> = Vec::with_capacity(steps.len());
+        for step in steps {
+            let rows = usize::from(matches!(step.want, Want::Logits | Want::AllLogits));
+            let logits = zeroed("logits", rows * vocab)?;
+            outputs.push(StepOutput { sequence: step.sequence, token: None, logits });
+        }
+        for index in 0..sequences.len() {
+            if let Err(error) = sequences[index].reserve(1, &self.meter) {
+                sequences[..index].iter_mut().for_each(Sequence::release_unused);
+                return Err(error);
+            }
+        }
+
+        let mut segments: Vec<Segment<'_>> = sequences
+            .iter_mut()
+            .enumerate()
+            .map(|(row, sequence)| Segment { sequence, rows: row..row + 1 })
+            .collect();
+        self.forward(&mut segments, &tokens, &wanted, &mut logits);
+        for sequence in sequences.iter_mut() {
+            sequence.last_sampled = None;
+        }
+        for (logits, &row) in logits.chunks_exact(vocab).zip(&wanted) {
+            sequences[row].last_sampled = Some(sample::greedy(logits));
+            outputs[row].token = sequences[row].last_sampled;
+            if !outputs[row].logits.is_empty() {
+                outputs[row].logits.copy_from_slice(logits);
+            }
+        }
+        Ok(outputs)
+    }
+
+    fn finish(&mut self, outputs: Vec<StepOutput>) -> Ticket {
+        let id = self.next_id();
+        self.finished.insert(id, outputs);
+        Ticket(id)
+    }
+
+    /// Takes the sequence out of the table; the caller puts it back.
+    fn take(&mut self, id: SequenceId) -> Result<Sequence, BackendError> {
+        self.sequences.remove(&id).ok_or_else(|| unknown_sequence(id))
+    }
+}
+
+fn unknown_sequence(id: SequenceId) -> BackendError {
+    BackendError::Unknown(format!("sequence {}", id.0))
+}
+
+impl Backend for CpuBackend {
+    fn geometry(&self) -> &Geometry {
+        &self.weights.geometry
+    }
+
+    fn description(&self) -> String {
+        format!("CPU, {:?}", self.numerics)
+    }
+
+    fn context_limit(&self) -> usize {
+        self.context_limit
+    }
+
+    fn open(&mut self, from: Option<SnapshotId>) -> Result<SequenceId, BackendError> {
+        let sequence = match from {
+            None => Sequence::new(&self.weights.geometry, self.kv_format(), &self.meter)?,
+            Some(id) => {
+                let snapshot = self.snapshots.get(&id);
+                snapshot
+                    .ok_or_else(|| BackendError::Unknown(format!("snapshot {}", id.0)))?
+                    .copy(&self.meter)?
+            }
+        };
+        let id = SequenceId(self.next_id());
+        self.sequences.insert(id, sequence);
+        Ok(id)
+    }
+
+    fn length(&self, sequence: SequenceId) -> Result<usize, BackendError> {
+        self.sequences.get(&sequence).map(|s| s.length).ok_or_else(|| unknown_sequence(sequence))
+    }
+
+    fn extend(&mut self, sequence: SequenceId, tokens: &[u32], want: Want) -> Result<Ticket, BackendError> {
+        if tokens.is_empty() {
+            return Err(BackendError::Device("a prefill without tokens was enqueued".into()));
+        }
+        let mut state = self.take(sequence)?;
+        let output = self.extend_sequence(sequence, &mut state, tokens, want);
+        self.sequences.insert(sequence, state);
+        Ok(self.finish(vec![output?]))
+    }
+
+    fn decode(&mut self, steps: &[DecodeStep]) -> Result<Ticket, BackendError> {
+        let mut sequences = Vec::with_capacity(steps.len());
+        // A sequence named twice is missing the second time: the same error as one never opened.
+        let taken = steps.iter().try_for_each(|step| {
+            sequences.push(self.take(step.sequence)?);
+            Ok(())
+        });
+        let outputs = taken.and_then(|()| self.decode_sequences(steps, &mut sequences));
+        for (step, sequence) in steps.iter().zip(sequences) {
+            self.sequences.insert(step.sequence, sequence);
+        }
+        Ok(self.finish(outputs?))
+    }
+
+    fn collect(&mut self, ticket: Ticket) -> Result<Vec<StepOutput>, BackendError> {
+        self.finished.remove(&ticket.0).ok_or_else(|| BackendError::Unknown(format!("ticket {}", ticket.0)))
+    }
+
+    fn snapshot(&mut self, sequence: SequenceId) -> Result<SnapshotId, BackendError> {
+        let state = self.sequences.get(&sequence).ok_or_else(|| unknown_sequence(sequence))?;
+        let copy = state.copy(&self.meter)?;
+        let id = SnapshotId(self.next_id());
+        self.snapshots.insert(id, copy);
+        Ok(id)
+    }
+
+    fn discard(&mut self, snapshot: SnapshotId) {
+        self.snapshots.remove(&snapshot);
+    }
+
+    fn close(&mut self, sequence: SequenceId) {
+        self.sequences.remove(&sequence);
+    }
+}

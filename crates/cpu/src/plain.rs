@@ -1,0 +1,158 @@
+//! Plain f32 arithmetic: the few operations that the reference form of every stage is written in.
+//!
+//! Nothing here is fast on purpose. Each result depends on its own inputs only and is summed in one fixed
+//! order, so it has the same bits whatever else is computed beside it.
+
+use lily_model::weights::{Format, GROUP_SIZE, MatrixView};
+
+/// Independent partial sums of [`dot`]: enough for the compiler to use whole vector registers.
+const LANES: usize = 16;
+
+/// `sum(a[i] * b[i])` over slices of equal length.
+pub fn dot(a: &[f32], b: &[f32]) -> f32 {
+    debug_assert_eq!(a.len(), b.len());
+    let mut sums = [0.0f32; LANES];
+    let (a_blocks, a_rest) = a.as_chunks::<LANES>();
+    let (b_blocks, b_rest) = b.as_chunks::<LANES>();
+    for (x, y) in a_blocks.iter().zip(b_blocks) {
+        for lane in 0..LANES {
+            sums[lane] += x[lane] * y[lane];
+        }
+    }
+    for (lane, (x, y)) in a_rest.iter().zip(b_rest).enumerate() {
+        sums[lane] += x * y;
+    }
+    let mut width = LANES / 2;
+    while width > 0 {
+        for lane in 0..width {
+            sums[lane] += sums[lane + width];
+        }
+        width /= 2;
+    }
+    sums[0]
+}
+
+/// `out += factor * x`.
+pub fn add_scaled(out: &mut [f32], factor: f32, x: &[f32]) {
+    for (o, x) in out.iter_mut().zip(x) {
+        *o += factor * x;
+    }
+}
+
+/// Root-mean-square norm of one row: `out = x / sqrt(mean(x^2) + eps) * weight`.
+pub fn rms_norm(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
+    let inverse = inverse_rms(x, eps);
+    for ((o, x), w) in out.iter_mut().zip(x).zip(weight) {
+        *o = x * inverse * w;
+    }
+}
+
+/// [`rms_norm`] written over its input.
+pub fn rms_norm_in_place(x: &mut [f32], weight: &[f32], eps: f32) {
+    let inverse = inverse_rms(x, eps);
+    for (x, w) in x.iter_mut().zip(weight) {
+        *x = *x * inverse * w;
+    }
+}
+
+fn inverse_rms(x: &[f32], eps: f32) -> f32 {
+    1.0 / (dot(x, x) / x.len() as f32 + eps).sqrt()
+}
+
+/// `1 / (1 + exp(-x))`.
+pub fn sigmoid(x: f32) -> f32 {
+    1.0 / (1.0 + (-x).exp())
+}
+
+/// `x * sigmoid(x)`.
+pub fn silu(x: f32) -> f32 {
+    x * sigmoid(x)
+}
+
+/// `ln(1 + exp(x))`, the identity where `exp` would only lose digits (as PyTorch's `softplus`).
+pub fn softplus(x: f32) -> f32 {
+    const LINEAR_FROM: f32 = 20.0;
+    if x > LINEAR_FROM { x } else { x.exp().ln_1p() }
+}
+
+/// bfloat16 number `index` of little-endian bytes.
+fn bf16_at(bytes: &[u8], index: usize) -> f32 {
+    let bits = u16::from_le_bytes([bytes[2 * index], bytes[2 * index + 1]]);
+    f32::from_bits(u32::from(bits) << 16)
+}
+
+/// Row `row` of `matrix` as f32, exactly what the checkpoint's format means (`out` holds `matrix.cols`).
+pub fn dequantize_row(matrix: &MatrixView<'_>, row: usize, out: &mut [f32]) {
+    let bytes = matrix.format.row_bytes(matrix.cols);
+    let data = &matrix.data[row * bytes..(row + 1) * bytes];
+    let groups = matrix.cols / GROUP_SIZE;
+    let affine = |column: usize, q: u8| {
+        let group = row * groups + column / GROUP_SIZE;
+        bf16_at(matrix.scales, group) * f32::from(q) + bf16_at(matrix.biases, group)
+    };
+    match matrix.format {
+        Format::Affine4 => {
+            for (i, &byte) in data.iter().enumerate() {
+                out[2 * i] = affine(2 * i, byte & 0xf);
+                out[2 * i + 1] = affine(2 * i + 1, byte >> 4);
+            }
+        }
+        Format::Affine8 => {
+            for (i, &byte) in data.iter().enumerate() {
+                out[i] = affine(i, byte);
+            }
+        }
+        Format::Bf16 => {
+            for (i, o) in out.iter_mut().enumerate() {
+                *o = bf16_at(data, i);
+            }
+        }
+        Format::F16 => {
+            for (o, pair) in out.iter_mut().zip(data.as_chunks::<2>().0) {
+                *o = half::f16::from_le_bytes(*pair).to_f32();
+            }
+        }
+        Format::F32 => {
+            for (o, quad) in out.iter_mut().zip(data.as_chunks::<4>().0) {
+                *o = f32::from_le_bytes(*quad);
+            }
+        }
+    }
+}
+
+/// `put(row, i, matrix[row] . x(i))` for every row of `matrix` and every `i < count`: each weight row is
+/// expanded once and used for all inputs.
+pub fn linear<'a>(
+    matrix: &MatrixView<'_>,
+    count: usize,
+    x: impl Fn(usize) -> &'a [f32],
+    mut put: impl FnMut(usize, usize, f32),
+) {
+    let mut weights = vec![0.0; matrix.cols];
+    for row in 0..matrix.rows {
+        dequantize_row(matrix, row, &mut weights);
+        for i in 0..count {
+            put(row, i, dot(&weights, x(i)));
+        }
+    }
+}
+
+/// `out[t] = matrix x[t]` for every row of `x` `[tokens, cols]`; `out` is `[tokens, rows]`.
+pub fn project(matrix: &MatrixView<'_>, x: &[f32], out: &mut [f32]) {
+    let (rows, cols) = (matrix.rows, matrix.cols);
+    linear(
+        matrix,
+        x.len() / cols,
+        |t| &x[t * cols..(t + 1) * cols],
+        |row, t, value| out[t * rows + row] = value,
+    );
+}
+
+/// RMS norm of every row of `x` `[tokens, weight.len()]`.
+pub fn norm_rows(x: &[f32], weight: &[f32], eps: f32) -> Vec<f32> {
+    let mut normed = vec![0.0; x.len()];
+    for (row, out) in x.chunks_exact(weight.len()).zip(normed.chunks_exact_mut(weight.len())) {
+        rms_norm(row, weight, eps, out);
+    }
+    normed
+}

@@ -1,0 +1,131 @@
+//! What the backend keeps of one sequence between calls, and what a snapshot freezes.
+//!
+//! An attention layer keeps a [`KvCache`] that grows with the sequence; a Gated DeltaNet layer keeps a
+//! recurrent state and the tail of its convolution, both of fixed size and overwritten by every token. A
+//! snapshot copies the second kind and shares the pages of the first.
+
+use lily_engine::backend::BackendError;
+use lily_model::geometry::{Geometry, LayerKind};
+
+use crate::kv_cache::{KvCache, KvFormat};
+use crate::memory::{Charge, Meter, zeroed};
+
+/// State of one Gated DeltaNet layer.
+#[derive(Debug)]
+pub struct DeltaState {
+    /// `[value_heads, value_dim, key_dim]`.
+    pub recurrent: Vec<f32>,
+    /// The convolution's last inputs, oldest first: `[conv_width - 1, conv_channels]`.
+    pub tail: Vec<f32>,
+    _charge: Charge,
+}
+
+impl DeltaState {
+    fn zeroed(recurrent: usize, tail: usize, meter: &Meter) -> Result<DeltaState, BackendError> {
+        const WHAT: &str = "the recurrent state of a sequence";
+        Ok(DeltaState {
+            recurrent: zeroed(WHAT, recurrent)?,
+            tail: zeroed(WHAT, tail)?,
+            _charge: meter.charge((recurrent + tail) * size_of::<f32>()),
+        })
+    }
+
+    fn copy(&self, meter: &Meter) -> Result<DeltaState, BackendError> {
+        let mut copy = DeltaState::zeroed(self.recurrent.len(), self.tail.len(), meter)?;
+        copy.recurrent.copy_from_slice(&self.recurrent);
+        copy.tail.copy_from_slice(&self.tail);
+        Ok(copy)
+    }
+}
+
+/// State of one layer.
+#[derive(Debug)]
+pub enum LayerState {
+    /// Of a Gated DeltaNet layer.
+    Delta(DeltaState),
+    /// Of an attention layer.
+    Attention(KvCache),
+}
+
+impl LayerState {
+    /// The state of a Gated DeltaNet layer. Panics on the other kind.
+    pub fn delta(&mut self) -> &mut DeltaState {
+        match self {
+            LayerState::Delta(state) => state,
+            LayerState::Attention(_) => unreachable!("layer kinds come from one geometry"),
+        }
+    }
+
+    /// The cache of an attention layer. Panics on the other kind.
+    pub fn attention(&mut self) -> &mut KvCache {
+        match self {
+            LayerState::Attention(cache) => cache,
+            LayerState::Delta(_) => unreachable!("layer kinds come from one geometry"),
+        }
+    }
+}
+
+/// A sequence, or the frozen copy of one.
+#[derive(Debug)]
+pub struct Sequence {
+    /// Tokens that the state has seen.
+    pub length: usize,
+    /// The greedy token after the last step, where that step wanted one.
+    pub last_sampled: Option<u32>,
+    /// First layer to last.
+    pub layers: Vec<LayerState>,
+}
+
+impl Sequence {
+    /// An empty sequence.
+    pub fn new(geometry: &Geometry, format: KvFormat, meter: &Meter) -> Result<Sequence, BackendError> {
+        let delta = &geometry.delta;
+        let layers = geometry
+            .layers
+            .iter()
+            .map(|kind| match kind {
+                LayerKind::Delta => {
+                    DeltaState::zeroed(delta.state_elements(), delta.conv_tail_elements(), meter)
+                        .map(LayerState::Delta)
+                }
+                LayerKind::Attention => Ok(LayerState::Attention(KvCache::new(&geometry.attention, format))),
+            })
+            .collect::<Result<_, _>>()?;
+        Ok(Sequence { length: 0, last_sampled: None, layers })
+    }
+
+    /// A copy that shares full KV pages and owns its recurrent state.
+    pub fn copy(&self, meter: &Meter) -> Result<Sequence, BackendError> {
+        let layers = self
+            .layers
+            .iter()
+            .map(|layer| match layer {
+                LayerState::Delta(state) => state.copy(meter).map(LayerState::Delta),
+                LayerState::Attention(cache) => Ok(LayerState::Attention(cache.clone())),
+            })
+            .collect::<Result<_, _>>()?;
+        Ok(Sequence { length: self.length, last_sampled: self.last_sampled, layers })
+    }
+
+    /// Makes room for `tokens` more tokens in every layer, or changes nothing.
+    pub fn reserve(&mut self, tokens: usize, meter: &Meter) -> Result<(), BackendError> {
+        let (from, to) = (self.length, self.length + tokens);
+        for index in 0..self.layers.len() {
+            let LayerState::Attention(cache) = &mut self.layers[index] else { continue };
+            if let Err(error) = cache.reserve(from, to, meter) {
+                self.release_unused();
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives back pages that were reserved and not filled.
+    pub fn release_unused(&mut self) {
+        for layer in &mut self.layers {
+            if let LayerState::Attention(cache) = layer {
+                cache.truncate(self.length);
+            }
+        }
+    }
+}

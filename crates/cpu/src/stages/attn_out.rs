@@ -1,0 +1,17 @@
+//! `attn_out`: the output projection of an attention layer, added to the residual stream.
+
+use lily_model::weights::AttentionWeights;
+
+use crate::plain::linear;
+
+/// Plain form: `core` is `[tokens, heads * head_dim]`, `x` the residual stream `[tokens, hidden]`.
+pub fn reference(weights: &AttentionWeights, core: &[f32], x: &mut [f32]) {
+    let matrix = weights.o_proj.view();
+    let (rows, cols) = (matrix.rows, matrix.cols);
+    linear(
+        &matrix,
+        core.len() / cols,
+        |t| &core[t * cols..(t + 1) * cols],
+        |row, t, value| x[t * rows + row] += value,
+    );
+}
