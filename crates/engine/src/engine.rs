@@ -1,0 +1,213 @@
+//! The handle through which everything above talks to the one thread that owns the device.
+//!
+//! [`Engine::start`] moves a [`Backend`] into a thread of its own; [`Engine::submit`] checks a [`Request`],
+//! queues it and returns a [`Generation`] that yields [`Event`]s. What the thread does with the queue is the
+//! `scheduler` module's subject. The handle is cheap to clone; when the last clone goes, requests that were
+//! taken are finished and the thread ends.
+
+mod active;
+mod generation;
+mod queue;
+mod request;
+mod scheduler;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use lily_model::tokenizer::Tokenizer;
+
+use crate::backend::Backend;
+use crate::stop::StopMatcher;
+use queue::{Job, Queue};
+use scheduler::Scheduler;
+
+pub use generation::{Event, FinishReason, Generation, Timings, Usage};
+pub use queue::Load;
+pub use request::{Request, SubmitError};
+
+/// How an engine runs, whatever the request.
+#[derive(Clone, Debug, PartialEq)]
+pub struct EngineOptions {
+    /// Tokens that end an answer.
+    pub eos_token_ids: Vec<u32>,
+    /// Tokens of a prompt per prefill call; between two calls every running sequence decodes one token, so
+    /// this bounds how long a stream can stall. 0 counts as 1.
+    pub prefill_chunk: usize,
+    /// Sequences that hold state in the backend at once. 0 counts as 1.
+    pub max_running: usize,
+    /// Requests that may wait beyond those; more are refused with [`SubmitError::Busy`].
+    pub max_waiting: usize,
+    /// Enqueue step n+1 before token n is collected, where no sequence needs the host to choose. For backends
+    /// that return from an enqueue before the work is done; one that computes inside the call would only
+    /// deliver every token a step late.
+    pub pipeline: bool,
+}
+
+impl Default for EngineOptions {
+    fn default() -> EngineOptions {
+        EngineOptions {
+            eos_token_ids: Vec::new(),
+            prefill_chunk: 512,
+            max_running: 8,
+            max_waiting: 64,
+            pipeline: false,
+        }
+    }
+}
+
+/// A running engine. Clones are handles to the same one.
+#[derive(Clone, Debug)]
+pub struct Engine {
+    handle: Arc<Handle>,
+}
+
+/// What all clones share; its end is the end of submissions.
+#[derive(Debug)]
+struct Handle {
+    queue: Arc<Queue>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+    tokenizer: Tokenizer,
+    vocab: usize,
+    context_limit: usize,
+    description: String,
+    options: EngineOptions,
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        self.queue.close("every handle to it was dropped");
+    }
+}
+
+impl Engine {
+    /// Moves `backend` into a thread of its own. `tokenizer` turns its tokens into text. Should the system
+    /// refuse a thread, the engine refuses requests and says why.
+    pub fn start(backend: Box<dyn Backend>, tokenizer: Tokenizer, options: EngineOptions) -> Engine {
+        let options = EngineOptions {
+            prefill_chunk: options.prefill_chunk.max(1),
+            max_running: options.max_running.max(1),
+            ..options
+        };
+        let queue = Arc::new(Queue::new(options.max_running, options.max_waiting));
+        let vocab = backend.geometry().vocab;
+        let context_limit = backend.context_limit();
+        let description = backend.description();
+        let thread = {
+            let queue = Arc::clone(&queue);
+            let (tokenizer, options) = (tokenizer.clone(), options.clone());
+            std::thread::Builder::new()
+                .name("lily-engine".to_owned())
+                .spawn(move || work(Scheduler::new(backend, tokenizer, options, queue)))
+        };
+        let thread = match thread {
+            Ok(thread) => Some(thread),
+            Err(error) => {
+                queue.stop(&format!("the system refused it a thread ({error})"));
+                None
+            }
+        };
+        let thread = Mutex::new(thread);
+        Engine {
+            handle: Arc::new(Handle { queue, thread, tokenizer, vocab, context_limit, description, options }),
+        }
+    }
+
+    /// Takes a request, or says at once why not.
+    pub fn submit(&self, request: Request) -> Result<Generation, SubmitError> {
+        let handle = &*self.handle;
+        let Request { prompt, sampling, max_tokens, stop, ignore_eos, prefill_chunk } = request;
+        if prompt.is_empty() {
+            return Err(SubmitError::EmptyPrompt);
+        }
+        if prompt.len() >= handle.context_limit {
+            return Err(SubmitError::PromptTooLong { prompt: prompt.len(), limit: handle.context_limit });
+        }
+        if let Some(&token) = prompt.iter().find(|&&token| token as usize >= handle.vocab) {
+            return Err(SubmitError::BadToken { token, vocab: handle.vocab });
+        }
+        for (field, value) in [("max_tokens", max_tokens), ("prefill_chunk", prefill_chunk)] {
+            if value == Some(0) {
+                return Err(SubmitError::Zero { field });
+            }
+        }
+        sampling.validate(handle.vocab)?;
+        let stops = StopMatcher::new(stop)?;
+
+        let room = handle.context_limit - prompt.len();
+        let (events, generation) = generation::channel();
+        handle.queue.submit(Job {
+            max_tokens: max_tokens.unwrap_or(room).min(room),
+            chunk: prefill_chunk.unwrap_or(handle.options.prefill_chunk),
+            prompt,
+            sampling,
+            stops,
+            ignore_eos,
+            events,
+            submitted: Instant::now(),
+        })?;
+        Ok(generation)
+    }
+
+    /// How much there is to do.
+    pub fn load(&self) -> Load {
+        self.handle.queue.load()
+    }
+
+    /// Why the engine no longer takes requests, if it does not.
+    pub fn stopped(&self) -> Option<String> {
+        self.handle.queue.stopped()
+    }
+
+    /// The tokenizer that the engine was started with.
+    pub fn tokenizer(&self) -> &Tokenizer {
+        &self.handle.tokenizer
+    }
+
+    /// Tokens that prompt and answer may hold together.
+    pub fn context_limit(&self) -> usize {
+        self.handle.context_limit
+    }
+
+    /// Size of the model's vocabulary: every token id is below it.
+    pub fn vocab(&self) -> usize {
+        self.handle.vocab
+    }
+
+    /// One line for people: the backend's [`Backend::description`].
+    pub fn description(&self) -> &str {
+        &self.handle.description
+    }
+
+    /// The options that it runs with.
+    pub fn options(&self) -> &EngineOptions {
+        &self.handle.options
+    }
+
+    /// Takes no more requests, lets those taken finish for at most `grace`, fails what is left, and returns
+    /// when the thread has ended. It blocks: in an async runtime call it where blocking is allowed.
+    pub fn shutdown(&self, grace: Duration) {
+        let handle = &*self.handle;
+        handle.queue.close("it was shut down");
+        if !handle.queue.wait_until_stopped(grace) {
+            handle.queue.abort();
+        }
+        let thread = handle.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(thread) = thread {
+            // The thread catches its own panics and has told every request; there is nothing to add here.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// The thread's whole life. A panic becomes [`Event::Failed`] for everything that was taken.
+fn work(mut scheduler: Scheduler) {
+    let panic = catch_unwind(AssertUnwindSafe(|| scheduler.run())).err();
+    let reason = panic.map(|panic| {
+        let text = panic.downcast_ref::<String>().map(String::as_str);
+        let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message");
+        format!("its thread panicked ({text}); restart it, and please report this")
+    });
+    scheduler.stop(reason.as_deref());
+}

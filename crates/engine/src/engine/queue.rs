@@ -1,0 +1,174 @@
+//! What the handles and the engine's thread share: the waiting requests and whether more may come.
+
+use std::collections::VecDeque;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::generation::{Event, EventSender};
+use super::request::SubmitError;
+use crate::sampler::SamplingParams;
+use crate::stop::StopMatcher;
+
+/// A request that passed every check.
+#[derive(Debug)]
+pub(super) struct Job {
+    pub(super) prompt: Vec<u32>,
+    pub(super) sampling: SamplingParams,
+    /// Already bounded by the context.
+    pub(super) max_tokens: usize,
+    pub(super) chunk: usize,
+    pub(super) stops: StopMatcher,
+    pub(super) ignore_eos: bool,
+    pub(super) events: EventSender,
+    pub(super) submitted: Instant,
+}
+
+/// How much there is to do.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Load {
+    /// Sequences that hold state in the backend.
+    pub running: usize,
+    /// Requests that wait for a place.
+    pub waiting: usize,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// Requests are taken.
+    Open,
+    /// No more are taken; those taken are finished.
+    Closing,
+    /// Those taken are failed.
+    Aborting,
+    /// The thread has ended.
+    Stopped,
+}
+
+#[derive(Debug)]
+struct State {
+    phase: Phase,
+    /// Why the phase is no longer `Open`.
+    reason: String,
+    waiting: VecDeque<Job>,
+    running: usize,
+}
+
+/// The shared queue. See the module's page.
+#[derive(Debug)]
+pub(super) struct Queue {
+    state: Mutex<State>,
+    changed: Condvar,
+    max_running: usize,
+    max_waiting: usize,
+}
+
+impl Queue {
+    pub(super) fn new(max_running: usize, max_waiting: usize) -> Queue {
+        let state = State { phase: Phase::Open, reason: String::new(), waiting: VecDeque::new(), running: 0 };
+        Queue { state: Mutex::new(state), changed: Condvar::new(), max_running, max_waiting }
+    }
+
+    /// No code panics while it holds the lock, and the state is whole between any two lines if it did.
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn submit(&self, job: Job) -> Result<(), SubmitError> {
+        let mut state = self.lock();
+        if state.phase != Phase::Open {
+            return Err(SubmitError::Stopped(state.reason.clone()));
+        }
+        state.waiting.retain(|job| !job.events.is_cancelled());
+        // A request passes through `waiting` even when a place is free, so both are counted together.
+        let (running, waiting) = (state.running, state.waiting.len());
+        if running + waiting >= self.max_running + self.max_waiting {
+            return Err(SubmitError::Busy { running, waiting });
+        }
+        state.waiting.push_back(job);
+        self.changed.notify_all();
+        Ok(())
+    }
+
+    /// The next request that is still wanted, in order of arrival.
+    pub(super) fn take(&self) -> Option<Job> {
+        let mut state = self.lock();
+        state.waiting.retain(|job| !job.events.is_cancelled());
+        let job = state.waiting.pop_front();
+        state.running += usize::from(job.is_some());
+        job
+    }
+
+    /// Puts back a request that cannot start yet.
+    pub(super) fn put_back(&self, job: Job) {
+        let mut state = self.lock();
+        state.running -= 1;
+        state.waiting.push_front(job);
+    }
+
+    /// A place that [`Queue::take`] took is free again.
+    pub(super) fn release(&self) {
+        self.lock().running -= 1;
+    }
+
+    /// Sleeps until a request waits (true) or the queue is closed and empty (false).
+    pub(super) fn wait_for_work(&self) -> bool {
+        let idle = |state: &mut State| state.waiting.is_empty() && state.phase == Phase::Open;
+        let state = self.changed.wait_while(self.lock(), idle).unwrap_or_else(PoisonError::into_inner);
+        !state.waiting.is_empty() && state.phase != Phase::Aborting
+    }
+
+    pub(super) fn is_aborting(&self) -> bool {
+        self.lock().phase == Phase::Aborting
+    }
+
+    pub(super) fn load(&self) -> Load {
+        let state = self.lock();
+        let waiting = state.waiting.iter().filter(|job| !job.events.is_cancelled()).count();
+        Load { running: state.running, waiting }
+    }
+
+    pub(super) fn stopped(&self) -> Option<String> {
+        let state = self.lock();
+        (state.phase != Phase::Open).then(|| state.reason.clone())
+    }
+
+    /// Takes no more requests.
+    pub(super) fn close(&self, reason: &str) {
+        let mut state = self.lock();
+        if state.phase == Phase::Open {
+            state.phase = Phase::Closing;
+            state.reason = reason.to_owned();
+            self.changed.notify_all();
+        }
+    }
+
+    /// Asks the thread to fail what is left.
+    pub(super) fn abort(&self) {
+        let mut state = self.lock();
+        if state.phase != Phase::Stopped {
+            state.phase = Phase::Aborting;
+            self.changed.notify_all();
+        }
+    }
+
+    /// Whether the thread ended within `grace`.
+    pub(super) fn wait_until_stopped(&self, grace: Duration) -> bool {
+        let running = |state: &mut State| state.phase != Phase::Stopped;
+        let waited = self.changed.wait_timeout_while(self.lock(), grace, running);
+        waited.unwrap_or_else(PoisonError::into_inner).0.phase == Phase::Stopped
+    }
+
+    /// The thread has ended: fails what still waits. `reason` stands unless an earlier one does.
+    pub(super) fn stop(&self, reason: &str) {
+        let mut state = self.lock();
+        if state.phase == Phase::Open {
+            state.reason = reason.to_owned();
+        }
+        state.phase = Phase::Stopped;
+        state.running = 0;
+        for job in state.waiting.drain(..) {
+            job.events.send(Event::Failed(format!("the engine has stopped: {reason}")));
+        }
+        self.changed.notify_all();
+    }
+}

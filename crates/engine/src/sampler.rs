@@ -1,0 +1,244 @@
+//! From a row of logits to the next token.
+//!
+//! The order is fixed, and every step that is off costs nothing:
+//!
+//! 1. **logprobs** are taken from the logits as the model gave them, before anything below touches them. This
+//!    is what vLLM calls raw logprobs, and what OpenAI's API reports: they say what the model thinks, not what
+//!    the request allowed.
+//! 2. **logit bias** is added.
+//! 3. **penalties**, in vLLM's order: repetition (over prompt and generated tokens, as Hugging Face defines
+//!    it), then frequency and presence (over generated tokens only, as OpenAI defines them).
+//! 4. **temperature** 0 ends here with the largest logit, the lowest id among equals.
+//! 5. Otherwise logits are divided by the temperature and filtered by **top_k**, then **top_p** over what
+//!    top_k left, then **min_p** relative to the most probable token: the order of Hugging Face's warpers.
+//! 6. One uniform number picks from what is left, by the cumulative sum in order of token id.
+//!
+//! Everything from step 5 on is f64 additions, multiplications and comparisons in a fixed order, on an
+//! exponential of Lily's own (`exp.rs`) and a generator of Lily's own (`random.rs`): the same logits and seed
+//! give the same token on every platform.
+//!
+//! A vocabulary of 248,320 is never sorted: see `top.rs`.
+
+mod exp;
+mod logprobs;
+mod params;
+mod penalties;
+mod random;
+mod top;
+
+pub use logprobs::TokenLogprobs;
+pub use params::{InvalidParam, MAX_LOGPROBS, SamplingParams};
+
+use exp::exp_nonpositive;
+use penalties::Penalties;
+use random::Random;
+use top::Candidate;
+
+/// Relative weights below e^-50 are taken as zero: a whole vocabulary of them adds less to a sum that is at
+/// least 1 than f64 can hold.
+const NEGLIGIBLE: f64 = -50.0;
+
+/// How many of the likeliest tokens top_p looks at first when there is no top_k to bound it. A trained
+/// model's nucleus rarely holds more; the number only decides speed.
+const FIRST_NUCLEUS: usize = 128;
+
+/// How many times more it looks at when those were too few.
+const NUCLEUS_GROWTH: usize = 8;
+
+/// What one call of [`Sampler::sample`] chose.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sampled {
+    /// The token.
+    pub token: u32,
+    /// Present where [`SamplingParams::logprobs`] asked for them.
+    pub logprobs: Option<TokenLogprobs>,
+}
+
+/// Why no token could be chosen.
+#[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
+pub enum SampleError {
+    /// The model gave NaN or +infinity, which no arithmetic after it can mend.
+    #[error("the logit of token {token} is {value}; the weights or the device are broken")]
+    NotFinite {
+        /// The first token concerned.
+        token: u32,
+        /// Its logit.
+        value: f32,
+    },
+    /// Every logit is -infinity, or there are none.
+    #[error("none of the {vocab} tokens may be chosen: every logit is -infinity")]
+    NoCandidate {
+        /// Length of the row.
+        vocab: usize,
+    },
+}
+
+/// Chooses the tokens of one sequence.
+#[derive(Debug)]
+pub struct Sampler {
+    params: SamplingParams,
+    penalties: Penalties,
+    random: Random,
+    /// The row as the model gave it, kept only while logprobs are wanted.
+    raw: Vec<f32>,
+    /// Relative weights of a whole row, where no filter bounds them.
+    weights: Vec<f64>,
+}
+
+impl Sampler {
+    /// A sampler for one sequence that starts with `prompt`. `params` should have passed
+    /// [`SamplingParams::validate`]; values outside its ranges give poor tokens, not panics.
+    pub fn new(params: SamplingParams, prompt: &[u32]) -> Sampler {
+        let random = match params.seed {
+            Some(seed) => Random::new(seed),
+            None => Random::from_entropy(),
+        };
+        let penalties = Penalties::new(&params, prompt);
+        Sampler { params, penalties, random, raw: Vec::new(), weights: Vec::new() }
+    }
+
+    /// Chooses the next token from `logits`, `[vocab]`, and counts it for the penalties. Bias and penalties
+    /// are applied in place. -infinity means "never"; NaN and +infinity are errors.
+    pub fn sample(&mut self, logits: &mut [f32]) -> Result<Sampled, SampleError> {
+        check_finite(logits)?;
+        if self.params.logprobs.is_some() {
+            self.raw.clear();
+            self.raw.extend_from_slice(logits);
+        }
+        self.apply_bias(logits);
+        self.penalties.apply(logits);
+        let best = argmax(logits).ok_or(SampleError::NoCandidate { vocab: logits.len() })?;
+        let token = if self.params.is_greedy() { best.token } else { self.draw(logits, best) };
+        self.penalties.record(token);
+        let logprobs = self.params.logprobs.map(|count| logprobs::of_row(&self.raw, token, count));
+        Ok(Sampled { token, logprobs })
+    }
+
+    fn apply_bias(&self, logits: &mut [f32]) {
+        for &(token, bias) in &self.params.logit_bias {
+            if let Some(logit) = logits.get_mut(token as usize) {
+                *logit = penalties::finite(*logit + bias);
+            }
+        }
+    }
+
+    /// One token at random from what the filters leave; `best` is always among it.
+    fn draw(&mut self, logits: &[f32], best: Candidate) -> u32 {
+        let scale = Scale { max: f64::from(best.logit), temperature: f64::from(self.params.temperature) };
+        let top_k = if self.params.top_k == 0 { logits.len() } else { self.params.top_k.min(logits.len()) };
+        let top_p = f64::from(self.params.top_p);
+        let min_p = f64::from(self.params.min_p);
+        let uniform = self.random.uniform();
+
+        let mut kept: Vec<(u32, f64)> = if top_k < logits.len() {
+            let mut sorted = scale.weigh(&top::top(logits, top_k));
+            let total = sorted.iter().map(|&(_, weight)| weight).sum();
+            sorted.truncate(nucleus(&sorted, top_p, total).unwrap_or(top_k));
+            sorted
+        } else if top_p < 1.0 {
+            self.weigh_row(logits, scale);
+            whole_row_nucleus(logits, scale, top_p, self.weights.iter().sum())
+        } else {
+            self.weigh_row(logits, scale);
+            if min_p > 0.0 {
+                for weight in &mut self.weights {
+                    *weight = if *weight >= min_p { *weight } else { 0.0 };
+                }
+            }
+            return pick((0..).zip(self.weights.iter().copied()), uniform).unwrap_or(best.token);
+        };
+        kept.retain(|&(_, weight)| weight >= min_p);
+        kept.sort_unstable_by_key(|&(token, _)| token);
+        pick(kept.iter().copied(), uniform).unwrap_or(best.token)
+    }
+
+    fn weigh_row(&mut self, logits: &[f32], scale: Scale) {
+        self.weights.clear();
+        self.weights.extend(logits.iter().map(|&logit| scale.weight(logit)));
+    }
+}
+
+/// Turns a logit into a weight relative to the most probable token's, which is 1.
+#[derive(Clone, Copy)]
+struct Scale {
+    max: f64,
+    temperature: f64,
+}
+
+impl Scale {
+    fn weigh(self, candidates: &[Candidate]) -> Vec<(u32, f64)> {
+        candidates.iter().map(|c| (c.token, self.weight(c.logit))).collect()
+    }
+
+    fn weight(self, logit: f32) -> f64 {
+        let exponent = (f64::from(logit) - self.max) / self.temperature;
+        if exponent < NEGLIGIBLE { 0.0 } else { exp_nonpositive(exponent) }
+    }
+}
+
+/// Length of the shortest head of `sorted` (likeliest first) that holds `top_p` of `total`, at least 1; `None`
+/// where the whole of it does not reach that far.
+fn nucleus(sorted: &[(u32, f64)], top_p: f64, total: f64) -> Option<usize> {
+    let mut mass = 0.0;
+    let last = sorted.iter().position(|&(_, weight)| {
+        mass += weight;
+        mass >= top_p * total
+    })?;
+    Some(last + 1)
+}
+
+/// The nucleus of a whole row, sorting only as much of it as the mass needs.
+fn whole_row_nucleus(logits: &[f32], scale: Scale, top_p: f64, total: f64) -> Vec<(u32, f64)> {
+    let mut count = FIRST_NUCLEUS;
+    loop {
+        let mut sorted = scale.weigh(&top::top(logits, count));
+        if let Some(length) = nucleus(&sorted, top_p, total) {
+            sorted.truncate(length);
+            return sorted;
+        }
+        if count >= logits.len() {
+            return sorted;
+        }
+        count *= NUCLEUS_GROWTH;
+    }
+}
+
+/// The token at `uniform` (in [0, 1)) of the cumulative sum of the weights, taken in the order given.
+fn pick(weighted: impl Iterator<Item = (u32, f64)> + Clone, uniform: f64) -> Option<u32> {
+    let total: f64 = weighted.clone().map(|(_, weight)| weight).sum();
+    let target = uniform * total;
+    let mut mass = 0.0;
+    let mut last = None;
+    for (token, weight) in weighted {
+        mass += weight;
+        if weight > 0.0 {
+            last = Some(token);
+            if mass > target {
+                break;
+            }
+        }
+    }
+    last
+}
+
+/// The largest logit, the lowest id among equals; `None` where every one is -infinity.
+fn argmax(logits: &[f32]) -> Option<Candidate> {
+    let logit = logits.iter().copied().fold(f32::NEG_INFINITY, |a, b| if b > a { b } else { a });
+    if logit == f32::NEG_INFINITY {
+        return None;
+    }
+    let token = logits.iter().position(|&l| l == logit)?;
+    Some(Candidate { token: token as u32, logit })
+}
+
+fn check_finite(logits: &[f32]) -> Result<(), SampleError> {
+    // A fold without an early exit is one vector pass; the position is looked for only when there is one.
+    let broken = |logit: f32| logit.is_nan() || logit == f32::INFINITY;
+    if !logits.iter().fold(false, |any, &logit| any | broken(logit)) {
+        return Ok(());
+    }
+    match logits.iter().position(|&logit| broken(logit)) {
+        Some(token) => Err(SampleError::NotFinite { token: token as u32, value: logits[token] }),
+        None => Ok(()),
+    }
+}
