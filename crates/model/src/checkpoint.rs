@@ -10,6 +10,7 @@ use serde_json::Value;
 
 use crate::chat_template::ChatTemplate;
 use crate::config::{ModelConfig, parse_config_text};
+use crate::demo;
 use crate::error::ModelError;
 use crate::generation_config::GenerationConfig;
 use crate::geometry::Geometry;
@@ -72,7 +73,7 @@ impl Checkpoint {
     /// # Errors
     /// As [`Checkpoint::open`].
     pub fn demo() -> Result<Checkpoint, ModelError> {
-        Err(ModelError::file("demo", "it is not in this build; name a checkpoint with --model-path"))
+        Checkpoint::from_source(demo::NAME.to_owned(), demo::source())
     }
 
     /// What the model is called: the directory's name, or the demo's.

@@ -59,6 +59,8 @@ mod bound {
 
 /// Default of `partial_rotary_factor` in `transformers` and in `mlx-lm`.
 const DEFAULT_ROTARY_FACTOR: f64 = 0.25;
+/// How far from a whole number rounding of the factor may leave the product of head size and factor.
+const ROTARY_TOLERANCE: f64 = 1e-6;
 /// Default of `rms_norm_eps` in `transformers` and in `mlx-lm`.
 const DEFAULT_RMS_EPS: f64 = 1e-6;
 /// Default of `full_attention_interval` in `transformers` and in `mlx-lm`.
@@ -260,8 +262,10 @@ fn rotary(fields: &mut Fields, head_dim: usize) -> (f64, usize) {
         }
     };
     let factor = factor.unwrap_or(DEFAULT_ROTARY_FACTOR);
-    let dim = head_dim as f64 * factor;
-    if head_dim > 0 && !(dim >= 2.0 && dim <= head_dim as f64 && dim % 2.0 == 0.0) {
+    let product = head_dim as f64 * factor;
+    let dim = product.round();
+    let whole = (product - dim).abs() < ROTARY_TOLERANCE;
+    if head_dim > 0 && !(whole && dim >= 2.0 && dim <= head_dim as f64 && dim % 2.0 == 0.0) {
         let supported = format!("factors that turn an even number of the {head_dim} elements of a head");
         fields.refuse("partial_rotary_factor", factor.to_string(), &supported);
         return (theta, 0);

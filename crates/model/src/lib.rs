@@ -25,12 +25,15 @@
 //! | [`chat_template`] | a conversation to the text that the model reads |
 //! | [`generation_config`] | where answers end, recommended sampling |
 //! | [`inspect`] | everything that is in a directory, and everything that would be refused |
+//! | [`demo`] | the checkpoint that the binary embeds |
+//! | [`synth`] | random weights of any geometry, for measuring |
 //! | [`error`] | the crate's errors |
 
 pub mod affine;
 pub mod chat_template;
 pub mod checkpoint;
 pub mod config;
+pub mod demo;
 pub mod detokenizer;
 pub mod error;
 pub mod generation_config;
@@ -40,5 +43,6 @@ pub mod load;
 pub mod names;
 pub mod safetensors;
 pub mod source;
+pub mod synth;
 pub mod tokenizer;
 pub mod weights;
