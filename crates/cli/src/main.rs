@@ -1,3 +1,10 @@
-//! `lily`.
+//! The program `lily`; see the library of this crate.
 
-fn main() {}
+use std::process::ExitCode;
+
+use clap::Parser;
+use lily_cli::args::Lily;
+
+fn main() -> ExitCode {
+    lily_cli::lily(Lily::parse())
+}

@@ -1,0 +1,170 @@
+//! The command line: what can be asked for, with the help text that a person reads.
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+
+/// One engine for one model: Qwen3.6-35B-A3B, 4-bit, on the machine in front of you.
+#[derive(Debug, Parser)]
+#[command(name = "lily", version)]
+pub struct Lily {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// What `lily` can do.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Ask a question, or talk: without a question, in a terminal, an interactive session
+    Chat(ChatArgs),
+    /// Serve the model over HTTP in OpenAI's protocol
+    Serve(ServeArgs),
+    /// Show what a checkpoint holds and whether Lily runs it
+    Inspect(InspectArgs),
+    /// Write a checkpoint with random weights in the real layout, to measure speed and memory with
+    Synth(SynthArgs),
+    /// Measure how often the demo answers its held-out questions correctly
+    DemoScore(ScoreArgs),
+}
+
+/// `lily-server`: the same as `lily serve`.
+#[derive(Debug, Parser)]
+#[command(name = "lily-server", version, about = "Serve the model over HTTP in OpenAI's protocol")]
+pub struct LilyServer {
+    /// The flags of `lily serve`.
+    #[command(flatten)]
+    pub serve: ServeArgs,
+}
+
+/// Which model, and how it runs.
+#[derive(Clone, Debug, Default, Args)]
+pub struct ModelArgs {
+    /// Directory of a checkpoint (MLX 4-bit); without it the built-in demo runs
+    #[arg(long, value_name = "DIR")]
+    pub model_path: Option<PathBuf>,
+    /// Longest context in tokens, prompt and answer together [default: the model's, at most 32768]
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    pub ctx_len: Option<usize>,
+    /// Threads to compute with [default: the physical cores]
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    pub threads: Option<usize>,
+    /// Let the model think before it answers
+    #[arg(long)]
+    pub think: bool,
+}
+
+/// How the next token is chosen; greedy where nothing is said.
+#[derive(Clone, Debug, Args)]
+pub struct SamplingArgs {
+    /// Randomness: 0 always takes the likeliest token
+    #[arg(long, value_name = "T", default_value_t = 0.0)]
+    pub temperature: f32,
+    /// Choose among the likeliest tokens that hold this much probability together
+    #[arg(long, value_name = "P", default_value_t = 1.0)]
+    pub top_p: f32,
+    /// Choose among this many of the likeliest tokens; 0 is all
+    #[arg(long, value_name = "K", default_value_t = 0)]
+    pub top_k: usize,
+    /// Choose among tokens at least this probable, relative to the likeliest
+    #[arg(long, value_name = "P", default_value_t = 0.0)]
+    pub min_p: f32,
+    /// Seed of the random choices; the same seed gives the same answer
+    #[arg(long, value_name = "N")]
+    pub seed: Option<u64>,
+}
+
+impl Default for SamplingArgs {
+    fn default() -> SamplingArgs {
+        SamplingArgs { temperature: 0.0, top_p: 1.0, top_k: 0, min_p: 0.0, seed: None }
+    }
+}
+
+/// Arguments of `lily chat`.
+#[derive(Clone, Debug, Args)]
+pub struct ChatArgs {
+    /// The question; without it, it is read from standard input where that is not a terminal
+    pub question: Option<String>,
+    /// Instructions that the model sees before the conversation
+    #[arg(long, value_name = "TEXT")]
+    pub system: Option<String>,
+    /// Most tokens of an answer [default: what the context leaves]
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    pub max_tokens: Option<usize>,
+    /// How tokens are chosen.
+    #[command(flatten)]
+    pub sampling: SamplingArgs,
+    /// The model.
+    #[command(flatten)]
+    pub model: ModelArgs,
+}
+
+/// Arguments of `lily serve` and `lily-server`.
+#[derive(Clone, Debug, Args)]
+pub struct ServeArgs {
+    /// The model.
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// Address to listen on; the default is reached from this machine only
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1")]
+    pub host: IpAddr,
+    /// Port to listen on; 0 takes a free one
+    #[arg(long, value_name = "N", default_value_t = 8000)]
+    pub port: u16,
+    /// Name that clients call the model by [default: the checkpoint's]
+    #[arg(long, value_name = "NAME")]
+    pub model_name: Option<String>,
+    /// Serve only requests that carry this key (`Authorization: Bearer KEY`)
+    #[arg(long, value_name = "KEY")]
+    pub api_key: Option<String>,
+}
+
+/// Arguments of `lily inspect`.
+#[derive(Clone, Debug, Args)]
+pub struct InspectArgs {
+    /// Directory of a checkpoint
+    pub dir: PathBuf,
+}
+
+/// Arguments of `lily synth`.
+#[derive(Clone, Debug, Args)]
+pub struct SynthArgs {
+    /// Directory to write to; made where it does not exist
+    #[arg(long, value_name = "DIR")]
+    pub out: PathBuf,
+    /// Seed of the random weights
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub seed: u64,
+    /// Layers, a multiple of 4: 40 is the full model of 19.5 GB
+    #[arg(long, value_name = "N", default_value_t = 40, value_parser = at_least_one)]
+    pub layers: usize,
+}
+
+/// Arguments of `lily demo-score`.
+#[derive(Clone, Debug, Args)]
+pub struct ScoreArgs {
+    /// Held-out questions, one JSON object a line
+    #[arg(long, value_name = "FILE", default_value = "demo/heldout.jsonl")]
+    pub heldout: PathBuf,
+    /// Score only this task family
+    #[arg(long, value_name = "NAME")]
+    pub family: Option<String>,
+    /// Score only the first N questions of each family
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    pub limit: Option<usize>,
+    /// Print JSON instead of a table
+    #[arg(long)]
+    pub json: bool,
+    /// The model.
+    #[command(flatten)]
+    pub model: ModelArgs,
+}
+
+fn at_least_one(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(0) => Err("it must be at least 1".to_string()),
+        Ok(number) => Ok(number),
+        Err(_) => Err("it must be a whole number".to_string()),
+    }
+}

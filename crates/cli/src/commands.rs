@@ -1,0 +1,7 @@
+//! What the programs do, one module a command.
+
+pub mod chat;
+pub mod inspect;
+pub mod score;
+pub mod serve;
+pub mod synth;

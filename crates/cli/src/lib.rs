@@ -1,0 +1,57 @@
+//! The programs `lily` and `lily-server`: flags in, answers out.
+//!
+//! This crate joins what the others offer: a checkpoint from `lily-model`, a backend from `lily-cpu`, the
+//! engine over it, and either the server or a conversation in the terminal. It has no arithmetic and no
+//! protocol of its own.
+//!
+//! **In**: the command line ([`args`]), standard input, a checkpoint's directory. **Out**: answers on standard
+//! output, everything else (the line that names the demo, progress, errors) on standard error, so that
+//! `lily chat … | program` passes on nothing but the answer.
+//!
+//! A program that fails says why in one sentence and exits with 1; a wrong flag exits with 2; a reader of its
+//! output that goes away is no failure.
+//!
+//! Read first: [`session`], which turns flags into a model that answers; then [`commands`].
+
+pub mod args;
+pub mod commands;
+pub mod conversation;
+pub mod progress;
+pub mod session;
+
+use std::io::ErrorKind;
+use std::process::ExitCode;
+
+use args::{Command, Lily, ServeArgs};
+
+/// Runs `lily`.
+pub fn lily(args: Lily) -> ExitCode {
+    exit_code(match args.command {
+        Command::Chat(args) => commands::chat::run(&args),
+        Command::Serve(args) => commands::serve::run(&args),
+        Command::Inspect(args) => commands::inspect::run(&args),
+        Command::Synth(args) => commands::synth::run(&args),
+        Command::DemoScore(args) => commands::score::run(&args),
+    })
+}
+
+/// Runs `lily-server`.
+pub fn lily_server(args: &ServeArgs) -> ExitCode {
+    exit_code(commands::serve::run(args))
+}
+
+fn exit_code(outcome: anyhow::Result<()>) -> ExitCode {
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("lily: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Whether the reader of standard output went away, as `head` does when it has enough.
+pub(crate) fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    error.downcast_ref::<std::io::Error>().is_some_and(|error| error.kind() == ErrorKind::BrokenPipe)
+}

@@ -1,0 +1,54 @@
+//! The router: which handler answers which path, and what holds for all of them.
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::extract::DefaultBodyLimit;
+use axum::http::{Method, StatusCode, Uri};
+use axum::middleware;
+use axum::routing::{get, post};
+
+use crate::auth::require_key;
+use crate::chat_model::ChatModel;
+use crate::error::ApiError;
+use crate::{chat, health, models};
+
+/// Largest request body: a full context of 262,144 tokens is about 1 MB of text, and JSON escapes can make
+/// six bytes of one.
+pub const MAX_BODY_BYTES: usize = 16 * 1024 * 1024;
+
+/// What the handlers share. Cheap to clone.
+#[derive(Clone)]
+pub struct App {
+    /// The model that is served.
+    pub model: ChatModel,
+    /// The key that requests must carry, if any.
+    pub api_key: Option<Arc<str>>,
+}
+
+/// The whole server as one service, for a listener or for a test.
+pub fn router(app: App) -> Router {
+    Router::new()
+        .route("/v1/chat/completions", post(chat::completions))
+        .route("/v1/models", get(models::list))
+        .route("/v1/models/{*id}", get(models::one))
+        .layer(middleware::from_fn_with_state(app.clone(), require_key))
+        .route("/health", get(health::health))
+        .fallback(unknown_path)
+        .method_not_allowed_fallback(wrong_method)
+        .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
+        .with_state(app)
+}
+
+async fn unknown_path(uri: Uri) -> ApiError {
+    let message = format!(
+        "there is nothing at {}; Lily serves POST /v1/chat/completions, GET /v1/models and GET /health",
+        uri.path()
+    );
+    ApiError::plain(StatusCode::NOT_FOUND, "unknown_url", message)
+}
+
+async fn wrong_method(method: Method, uri: Uri) -> ApiError {
+    let message = format!("{} does not take {method}", uri.path());
+    ApiError::plain(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", message)
+}

@@ -1,0 +1,145 @@
+//! Everything that can go wrong with a request, in the shape that OpenAI's clients parse:
+//! `{"error": {"message", "type", "param", "code"}}`.
+
+use axum::Json;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use lily_engine::engine::SubmitError;
+use lily_model::chat_template::TemplateError;
+use serde::Serialize;
+
+/// Seconds that an overloaded server asks a client to wait before it tries again.
+const RETRY_AFTER_SECONDS: u64 = 2;
+
+/// A request that was not served, and why.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ApiError {
+    /// HTTP status.
+    pub status: StatusCode,
+    /// One sentence for a person: what was wrong, where, and what to do.
+    pub message: String,
+    /// The field to blame, as a path into the body (`messages[2].content`).
+    pub param: Option<String>,
+    /// A word for programs, from OpenAI's list where it has one.
+    pub code: Option<&'static str>,
+}
+
+/// The body of an error response.
+#[derive(Debug, Serialize)]
+pub struct ErrorBody {
+    error: ErrorDetail,
+}
+
+#[derive(Debug, Serialize)]
+struct ErrorDetail {
+    message: String,
+    r#type: &'static str,
+    param: Option<String>,
+    code: Option<&'static str>,
+}
+
+impl ApiError {
+    /// The value of `param` is not one that the protocol allows.
+    pub fn invalid(param: impl Into<String>, message: impl Into<String>) -> ApiError {
+        ApiError {
+            status: StatusCode::BAD_REQUEST,
+            message: message.into(),
+            param: Some(param.into()),
+            code: Some("invalid_value"),
+        }
+    }
+
+    /// The protocol allows it and Lily does not do it: said by name rather than ignored.
+    pub fn unsupported(param: impl Into<String>, message: impl Into<String>) -> ApiError {
+        ApiError { code: Some("unsupported_parameter"), ..ApiError::invalid(param, message) }
+    }
+
+    /// A body that is not JSON, or not an object.
+    pub fn malformed(message: impl Into<String>) -> ApiError {
+        ApiError {
+            status: StatusCode::BAD_REQUEST,
+            message: message.into(),
+            param: None,
+            code: Some("invalid_json"),
+        }
+    }
+
+    /// A failure that is not the client's.
+    pub fn internal(message: impl Into<String>) -> ApiError {
+        ApiError {
+            status: StatusCode::INTERNAL_SERVER_ERROR,
+            message: message.into(),
+            param: None,
+            code: None,
+        }
+    }
+
+    /// An error with a status and code of its own and no field to blame.
+    pub fn plain(status: StatusCode, code: &'static str, message: impl Into<String>) -> ApiError {
+        ApiError { status, message: message.into(), param: None, code: Some(code) }
+    }
+
+    /// The body; also sent as the last event of a stream that fails half-way.
+    pub fn body(&self) -> ErrorBody {
+        let r#type = match self.status {
+            StatusCode::UNAUTHORIZED => "authentication_error",
+            status if status.is_server_error() => "server_error",
+            _ => "invalid_request_error",
+        };
+        ErrorBody {
+            error: ErrorDetail {
+                message: self.message.clone(),
+                r#type,
+                param: self.param.clone(),
+                code: self.code,
+            },
+        }
+    }
+}
+
+impl From<SubmitError> for ApiError {
+    fn from(error: SubmitError) -> ApiError {
+        let message = error.to_string();
+        match error {
+            SubmitError::EmptyPrompt => ApiError::invalid("messages", message),
+            SubmitError::PromptTooLong { .. } => {
+                ApiError { code: Some("context_length_exceeded"), ..ApiError::invalid("messages", message) }
+            }
+            SubmitError::Zero { field } => ApiError::invalid(field, message),
+            SubmitError::Sampling(error) => ApiError::invalid(error.field, message),
+            SubmitError::Stop(_) => ApiError::invalid("stop", message),
+            SubmitError::Busy { .. } => {
+                ApiError::plain(StatusCode::SERVICE_UNAVAILABLE, "overloaded", message)
+            }
+            SubmitError::Stopped(_) => {
+                ApiError::plain(StatusCode::SERVICE_UNAVAILABLE, "engine_stopped", message)
+            }
+            // The prompt was encoded with the model's own tokenizer.
+            SubmitError::BadToken { .. } => ApiError::internal(message),
+        }
+    }
+}
+
+impl From<TemplateError> for ApiError {
+    fn from(error: TemplateError) -> ApiError {
+        let message = error.to_string();
+        match error {
+            TemplateError::Refused(_) | TemplateError::Failed(_) | TemplateError::Runaway(_) => {
+                ApiError::invalid("messages", message)
+            }
+            TemplateError::Missing | TemplateError::Config(_) | TemplateError::Syntax(_) => {
+                ApiError::internal(message)
+            }
+        }
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let mut response = (self.status, Json(self.body())).into_response();
+        if self.status == StatusCode::SERVICE_UNAVAILABLE {
+            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(RETRY_AFTER_SECONDS));
+        }
+        response
+    }
+}

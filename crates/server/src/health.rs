@@ -1,0 +1,50 @@
+//! `GET /health`: whether the server can answer, and how much it has to do.
+
+use axum::Json;
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use serde::Serialize;
+
+use crate::app::App;
+
+/// The body of `GET /health`.
+#[derive(Debug, Serialize)]
+struct Health {
+    /// `ready`, or `failing` with status 503.
+    status: &'static str,
+    /// The model's name.
+    model: String,
+    /// What runs it.
+    device: String,
+    /// The most tokens of prompt and answer together.
+    context: usize,
+    /// Requests that are being worked on.
+    running: usize,
+    /// Requests that wait for a place.
+    waiting: usize,
+    /// Why it is failing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reason: Option<String>,
+}
+
+/// Handles `GET /health`.
+pub async fn health(State(app): State<App>) -> Response {
+    let engine = &app.model.engine;
+    let load = engine.load();
+    let reason = engine.stopped();
+    let (code, status) = match reason {
+        None => (StatusCode::OK, "ready"),
+        Some(_) => (StatusCode::SERVICE_UNAVAILABLE, "failing"),
+    };
+    let body = Health {
+        status,
+        model: app.model.name.clone(),
+        device: engine.description().to_string(),
+        context: engine.context_limit(),
+        running: load.running,
+        waiting: load.waiting,
+        reason,
+    };
+    (code, Json(body)).into_response()
+}

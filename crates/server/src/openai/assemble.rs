@@ -1,0 +1,124 @@
+//! From an answer's news to the protocol's words: the same pieces, joined for a whole answer or sent one by
+//! one for a stream.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use lily_engine::engine::FinishReason;
+use lily_engine::output::Delta as Part;
+use lily_engine::sampler::TokenLogprobs;
+use lily_model::tokenizer::Tokenizer;
+
+use super::response::{
+    Alternative, CompletionDetails, Delta, FunctionCall, FunctionDelta, LogProbs, Message, TokenLogProb,
+    ToolCall, ToolCallDelta, Usage,
+};
+use crate::answer::End;
+
+/// An id that no other answer or call has: `prefix`, the time and a running number.
+pub fn unique_id(prefix: &str) -> String {
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    let count = COUNT.fetch_add(1, Ordering::Relaxed);
+    let time = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_micros());
+    format!("{prefix}{time:x}{count:x}")
+}
+
+/// Joins what became certain together to one delta; `calls` counts the answer's tool calls.
+pub fn delta(parts: Vec<Part>, calls: &mut usize) -> Delta {
+    let mut delta = Delta::default();
+    for part in parts {
+        match part {
+            Part::Reasoning(text) => delta.reasoning_content.get_or_insert_default().push_str(&text),
+            Part::Content(text) => delta.content.get_or_insert_default().push_str(&text),
+            Part::ToolCall(call) => {
+                delta.tool_calls.push(ToolCallDelta {
+                    index: *calls,
+                    id: Some(unique_id("call_")),
+                    r#type: Some("function"),
+                    function: FunctionDelta { name: Some(call.name), arguments: call.arguments },
+                });
+                *calls += 1;
+            }
+        }
+    }
+    delta
+}
+
+/// Whether a delta says nothing.
+pub fn is_empty(delta: &Delta) -> bool {
+    delta.role.is_none()
+        && delta.content.is_none()
+        && delta.reasoning_content.is_none()
+        && delta.tool_calls.is_empty()
+}
+
+/// Joins all that became certain to the model's turn.
+pub fn message(parts: Vec<Part>) -> Message {
+    let joined = delta(parts, &mut 0);
+    let tool_calls: Vec<ToolCall> = joined
+        .tool_calls
+        .into_iter()
+        .map(|call| ToolCall {
+            id: call.id.unwrap_or_default(),
+            r#type: "function",
+            function: FunctionCall {
+                name: call.function.name.unwrap_or_default(),
+                arguments: call.function.arguments,
+            },
+        })
+        .collect();
+    let content = joined.content.or_else(|| tool_calls.is_empty().then(String::new));
+    Message {
+        role: "assistant",
+        content,
+        reasoning_content: joined.reasoning_content,
+        tool_calls,
+        refusal: None,
+    }
+}
+
+/// The protocol's word for how an answer ended.
+pub fn finish_reason(end: &End) -> &'static str {
+    match end.reason {
+        FinishReason::EndOfSequence | FinishReason::StopString if end.called => "tool_calls",
+        reason => reason.as_str(),
+    }
+}
+
+/// The totals of all choices of one request; its prompt counts once.
+pub fn usage(ends: &[End]) -> Usage {
+    let prompt_tokens = ends.first().map_or(0, |end| end.usage.prompt_tokens);
+    let completion_tokens = ends.iter().map(|end| end.usage.completion_tokens).sum();
+    Usage {
+        prompt_tokens,
+        completion_tokens,
+        total_tokens: prompt_tokens + completion_tokens,
+        completion_tokens_details: CompletionDetails {
+            reasoning_tokens: ends.iter().map(|end| end.reasoning_tokens).sum(),
+        },
+    }
+}
+
+/// Log probabilities of scored tokens.
+pub fn log_probs(tokenizer: &Tokenizer, scored: &[(u32, TokenLogprobs)]) -> LogProbs {
+    let spell = |id: u32| {
+        let bytes = tokenizer.token_bytes(id).unwrap_or_default();
+        (String::from_utf8_lossy(&bytes).into_owned(), bytes)
+    };
+    let content = scored
+        .iter()
+        .map(|(id, logprobs)| {
+            let (token, bytes) = spell(*id);
+            let top_logprobs = logprobs
+                .top
+                .iter()
+                .map(|&(id, logprob)| {
+                    let (token, bytes) = spell(id);
+                    Alternative { token, logprob, bytes }
+                })
+                .collect();
+            TokenLogProb { token, logprob: logprobs.chosen, bytes, top_logprobs }
+        })
+        .collect();
+    LogProbs { content, refusal: None }
+}

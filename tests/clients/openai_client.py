@@ -1,0 +1,204 @@
+"""Drives `lily-server` with the official `openai` client.
+
+    python tests/clients/openai_client.py target/debug [--model-path DIR]
+
+Starts the server from that folder on a free port, runs the checks below against it, stops it with SIGTERM and
+expects a clean end. Without --model-path the built-in demo is served.
+"""
+
+import argparse
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+
+import openai
+
+QUESTION = "What is 17 + 25?"
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "Get the current weather in a city.",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string", "description": "The city."}},
+            "required": ["city"],
+        },
+    },
+}
+
+
+class Server:
+    """A running `lily-server`."""
+
+    def __init__(self, programs, flags):
+        command = [os.path.join(programs, "lily-server"), "--port", "0", *flags]
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        self.log = []
+        for line in self.process.stderr:
+            self.log.append(line)
+            if found := re.search(r"serving at (http://\S+)", line):
+                self.url = found[1]
+                break
+        else:
+            raise SystemExit("lily-server ended before it served:\n" + "".join(self.log))
+        threading.Thread(target=lambda: self.log.extend(self.process.stderr), daemon=True).start()
+
+    def stop(self):
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(timeout=30)
+
+
+def user(text):
+    return [{"role": "user", "content": text}]
+
+
+def streamed(client, **request):
+    """The joined deltas of a streamed chat, its finish reason and its usage."""
+    content, reasoning, calls, finish, usage = "", "", {}, None, None
+    with client.chat.completions.create(stream=True, stream_options={"include_usage": True}, **request) as stream:
+        for chunk in stream:
+            usage = chunk.usage or usage
+            for choice in chunk.choices:
+                content += choice.delta.content or ""
+                reasoning += getattr(choice.delta, "reasoning_content", None) or ""
+                for call in choice.delta.tool_calls or []:
+                    name, arguments = calls.get(call.index, ("", ""))
+                    calls[call.index] = (name + (call.function.name or ""), arguments + (call.function.arguments or ""))
+                finish = choice.finish_reason or finish
+    return content, reasoning, [calls[i] for i in sorted(calls)], finish, usage
+
+
+def whole(client, **request):
+    """The same of a chat that is not streamed."""
+    completion = client.chat.completions.create(**request)
+    message = completion.choices[0].message
+    calls = [(call.function.name, call.function.arguments) for call in message.tool_calls or []]
+    reasoning = getattr(message, "reasoning_content", None) or ""
+    return message.content or "", reasoning, calls, completion.choices[0].finish_reason, completion.usage
+
+
+def check_models(client, model):
+    assert [m.id for m in client.models.list()] == [model]
+    assert client.models.retrieve(model).id == model
+
+
+def check_stream_equals_whole_equals_cli(client, model, ask_cli):
+    request = {"model": model, "messages": user(QUESTION), "max_tokens": 64}
+    assert streamed(client, **request) == whole(client, **request)
+    assert whole(client, **request)[0] == ask_cli(QUESTION, "--max-tokens", "64").removesuffix("\n")
+
+
+def check_thinking(client, model):
+    request = {"model": model, "messages": user(QUESTION), "max_tokens": 200, "reasoning_effort": "high"}
+    answer = streamed(client, **request)
+    assert answer == whole(client, **request)
+    assert answer[1], "no reasoning_content"
+    assert "<think>" not in answer[0] + answer[1] and "</think>" not in answer[0] + answer[1]
+
+
+def check_tools(client, model, demo):
+    request = {
+        "model": model,
+        "messages": user("What is the weather in Rome?"),
+        "tools": [WEATHER],
+        "max_tokens": 200,
+    }
+    answer = streamed(client, **request)
+    assert answer == whole(client, **request)
+    if demo:
+        assert answer[3] == "tool_calls" and [name for name, _ in answer[2]] == ["get_weather"], answer
+
+
+def check_choices_and_logprobs(client, model):
+    request = {"model": model, "messages": user(QUESTION), "max_tokens": 8}
+    sampled = client.chat.completions.create(**request, n=3, temperature=1.5, seed=7)
+    assert [choice.index for choice in sampled.choices] == [0, 1, 2]
+    again = client.chat.completions.create(**request, n=3, temperature=1.5, seed=7)
+    assert [c.message.content for c in sampled.choices] == [c.message.content for c in again.choices]
+    scored = client.chat.completions.create(**request, logprobs=True, top_logprobs=2).choices[0]
+    for position in scored.logprobs.content:
+        assert len(position.top_logprobs) == 2
+        assert position.logprob == position.top_logprobs[0].logprob, "greedy takes the likeliest"
+
+
+def check_stop_and_length(client, model):
+    request = {"model": model, "messages": user("Count from 1 to 9.")}
+    assert whole(client, **request, max_tokens=2)[3] == "length"
+    text = whole(client, **request, max_tokens=32)[0]
+    if len(text) > 3:
+        cut = text[2]
+        assert whole(client, **request, max_tokens=32, stop=cut)[0] == text[: text.index(cut)]
+
+
+def check_refusals(client, model):
+    cases = [
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"temperature": 9}, "temperature"),
+        ({"extra_body": {"min_p": 2}}, "min_p"),
+        ({"messages": user([{"type": "image_url", "image_url": {"url": "data:,"}}])}, "messages[0].content[0].type"),
+    ]
+    for change, field in cases:
+        try:
+            client.chat.completions.create(**{"model": model, "messages": user("hi"), **change})
+        except openai.BadRequestError as error:
+            assert error.param == field, (error.param, field)
+        else:
+            raise AssertionError(f"{field} was accepted")
+    try:
+        client.chat.completions.create(model=model, messages=user("long " * 400_000))
+    except openai.BadRequestError as error:
+        assert error.code == "context_length_exceeded", error
+    try:
+        client.chat.completions.create(model="another", messages=user("hi"))
+    except openai.NotFoundError as error:
+        assert error.code == "model_not_found", error
+    else:
+        raise AssertionError("a model that is not served was accepted")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("programs", help="folder that holds lily and lily-server")
+    parser.add_argument("--model-path")
+    args = parser.parse_args()
+    flags = ["--model-path", args.model_path] if args.model_path else []
+
+    def ask_cli(question, *more):
+        command = [os.path.join(args.programs, "lily"), "chat", question, *more, *flags]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+    server = Server(args.programs, flags)
+    client = openai.OpenAI(base_url=server.url, api_key="none", max_retries=0)
+    model = client.models.list().data[0].id
+    checks = [
+        lambda: check_models(client, model),
+        lambda: check_stream_equals_whole_equals_cli(client, model, ask_cli),
+        lambda: check_thinking(client, model),
+        lambda: check_tools(client, model, demo=not args.model_path),
+        lambda: check_choices_and_logprobs(client, model),
+        lambda: check_stop_and_length(client, model),
+        lambda: check_refusals(client, model),
+    ]
+    failed = 0
+    for check in checks:
+        name = check.__code__.co_names[0]
+        try:
+            check()
+            print("ok", name, flush=True)
+        except (AssertionError, openai.OpenAIError) as error:
+            failed += 1
+            print("FAILED", name, repr(error), flush=True)
+    code = server.stop()
+    if code != 0:
+        failed += 1
+        print(f"FAILED lily-server ended with {code} after SIGTERM:\n" + "".join(server.log))
+    print(f"{len(checks) + 1 - failed} passed, {failed} failed")
+    sys.exit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+    main()
