@@ -1,0 +1,83 @@
+//! Which vector instructions the fast kernels use, found at run time.
+//!
+//! Every kernel gives the same bits on every instruction set: integer sums are exact, and f32 sums follow one
+//! order that is part of each kernel's contract. So the choice below changes speed and nothing else.
+
+/// A set of vector instructions that the kernels have a path for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Isa {
+    /// What the compiler makes of plain Rust.
+    Portable,
+    /// x86-64 with AVX2, FMA and F16C.
+    Avx2,
+    /// [`Isa::Avx2`] with the byte dot product of AVX-VNNI.
+    AvxVnni,
+    /// x86-64 with AVX-512 F, BW, VL, DQ and VNNI.
+    Avx512Vnni,
+    /// aarch64 with the byte dot product.
+    NeonDot,
+}
+
+impl Isa {
+    /// All of them, slowest first.
+    pub const ALL: [Isa; 5] = [Isa::Portable, Isa::Avx2, Isa::AvxVnni, Isa::Avx512Vnni, Isa::NeonDot];
+
+    /// The fastest one that this machine has.
+    pub fn detect() -> Isa {
+        Isa::available().last().copied().unwrap_or(Isa::Portable)
+    }
+
+    /// Those that this machine has, slowest first.
+    pub fn available() -> Vec<Isa> {
+        Isa::ALL.into_iter().filter(|isa| isa.is_available()).collect()
+    }
+
+    /// Whether this machine has it.
+    pub fn is_available(self) -> bool {
+        match self {
+            Isa::Portable => true,
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => {
+                is_x86_feature_detected!("avx2")
+                    && is_x86_feature_detected!("fma")
+                    && is_x86_feature_detected!("f16c")
+            }
+            #[cfg(target_arch = "x86_64")]
+            Isa::AvxVnni => Isa::Avx2.is_available() && is_x86_feature_detected!("avxvnni"),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512Vnni => {
+                Isa::Avx2.is_available()
+                    && is_x86_feature_detected!("avx512f")
+                    && is_x86_feature_detected!("avx512bw")
+                    && is_x86_feature_detected!("avx512vl")
+                    && is_x86_feature_detected!("avx512dq")
+                    && is_x86_feature_detected!("avx512vnni")
+            }
+            #[cfg(target_arch = "aarch64")]
+            Isa::NeonDot => std::arch::is_aarch64_feature_detected!("dotprod"),
+            _ => false,
+        }
+    }
+
+    /// The name that [`Isa::parse`] reads.
+    pub fn name(self) -> &'static str {
+        match self {
+            Isa::Portable => "portable",
+            Isa::Avx2 => "avx2",
+            Isa::AvxVnni => "avx-vnni",
+            Isa::Avx512Vnni => "avx512-vnni",
+            Isa::NeonDot => "neon-dot",
+        }
+    }
+
+    /// The instruction set of that name, whether or not this machine has it.
+    pub fn parse(name: &str) -> Option<Isa> {
+        Isa::ALL.into_iter().find(|isa| isa.name() == name)
+    }
+}
+
+impl std::fmt::Display for Isa {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
+    }
+}

@@ -1,0 +1,190 @@
+//! Activations as int8, quantized once and then met by every matrix that reads them.
+//!
+//! Each group of [`GROUP_SIZE`] elements, the same groups that weights have, gets one scale: the largest
+//! magnitude over 127. Elements are rounded to the nearest step, halves to even. Since the scale comes from
+//! the group alone, the same row quantizes to the same bytes wherever it stands.
+//!
+//! The product with an affine row is then, with `w = s q + b` and `x = sx qx`,
+//!
+//! ```text
+//! sum_g  s_g * sx_g * dot_g  +  b_g * (sx_g * sum_g),      dot_g = sum q qx,  sum_g = sum qx
+//! ```
+//!
+//! so besides scales the row keeps `sx_g * sum_g`. The sum is of the quantized elements: with the sum of the
+//! exact ones the rounding errors of both terms would no longer cancel around the middle of the weights' range.
+//!
+//! # Order
+//!
+//! Within a group the 32 even elements come first, then the 32 odd ones: low nibbles of packed weights meet
+//! the first half, high nibbles the second.
+
+use lily_model::weights::GROUP_SIZE;
+
+use super::simd::{Kernel, Simd, run};
+use crate::isa::Isa;
+
+/// Largest magnitude of a quantized element.
+const Q_MAX: f32 = 127.0;
+
+/// Rows of int8 activations.
+#[derive(Clone, Debug, Default)]
+pub struct QuantizedRows {
+    rows: usize,
+    cols: usize,
+    q: Vec<i8>,
+    scales: Vec<f32>,
+    sums: Vec<f32>,
+    all: Vec<u32>,
+}
+
+impl QuantizedRows {
+    /// No rows; [`QuantizedRows::resize`] makes room.
+    pub fn new() -> QuantizedRows {
+        QuantizedRows::default()
+    }
+
+    /// Makes room for `rows` rows of `cols` elements and keeps the allocation of before where it suffices.
+    /// What rows hold before they are written is unspecified. Panics unless groups divide `cols`.
+    pub fn resize(&mut self, rows: usize, cols: usize) {
+        assert!(cols.is_multiple_of(GROUP_SIZE), "{cols} activations are no whole number of groups");
+        (self.rows, self.cols) = (rows, cols);
+        self.q.resize(rows * cols, 0);
+        self.scales.resize(rows * cols / GROUP_SIZE, 0.0);
+        self.sums.resize(rows * cols / GROUP_SIZE, 0.0);
+        let known = self.all.len();
+        if rows > known {
+            self.all.extend(known as u32..rows as u32);
+        }
+    }
+
+    /// Quantizes `x`, `[rows, cols]`, on the calling thread.
+    pub fn quantize(&mut self, isa: Isa, x: &[f32], cols: usize) {
+        self.resize(x.len() / cols, cols);
+        let writer = self.writer();
+        for (row, x) in x.chunks_exact(cols).enumerate() {
+            // SAFETY: one row after the other on one thread.
+            unsafe { writer.quantize_row(isa, row, x) };
+        }
+    }
+
+    /// For threads that quantize each their own rows, after [`QuantizedRows::resize`].
+    pub fn writer(&mut self) -> RowWriter<'_> {
+        RowWriter {
+            rows: self.rows,
+            cols: self.cols,
+            q: self.q.as_mut_ptr(),
+            scales: self.scales.as_mut_ptr(),
+            sums: self.sums.as_mut_ptr(),
+            owner: std::marker::PhantomData,
+        }
+    }
+
+    /// Number of rows.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Elements of a row.
+    pub fn cols(&self) -> usize {
+        self.cols
+    }
+
+    /// The indices of all rows: what to pass as `tokens` where every row is wanted.
+    pub fn all(&self) -> &[u32] {
+        &self.all[..self.rows]
+    }
+
+    /// Quantized elements of a row, `[groups, (32 even, 32 odd)]`.
+    pub fn q(&self, row: usize) -> &[i8] {
+        &self.q[row * self.cols..(row + 1) * self.cols]
+    }
+
+    /// One scale for each group of a row.
+    pub fn scales(&self, row: usize) -> &[f32] {
+        let groups = self.cols / GROUP_SIZE;
+        &self.scales[row * groups..(row + 1) * groups]
+    }
+
+    /// Scale times the sum of the quantized elements, for each group of a row.
+    pub fn sums(&self, row: usize) -> &[f32] {
+        let groups = self.cols / GROUP_SIZE;
+        &self.sums[row * groups..(row + 1) * groups]
+    }
+}
+
+/// Access to all rows of a [`QuantizedRows`] for several threads.
+#[derive(Clone, Copy, Debug)]
+pub struct RowWriter<'a> {
+    rows: usize,
+    cols: usize,
+    q: *mut i8,
+    scales: *mut f32,
+    sums: *mut f32,
+    owner: std::marker::PhantomData<&'a mut QuantizedRows>,
+}
+
+// SAFETY: it is a set of pointers with bounds; writing through them is `unsafe` and asks for disjoint rows.
+unsafe impl Send for RowWriter<'_> {}
+// SAFETY: as above.
+unsafe impl Sync for RowWriter<'_> {}
+
+impl RowWriter<'_> {
+    /// Quantizes `x` into row `row`. Panics where the row is outside or `x` is not as long as a row.
+    ///
+    /// # Safety
+    /// No other thread touches this row meanwhile.
+    pub unsafe fn quantize_row(&self, isa: Isa, row: usize, x: &[f32]) {
+        assert!(row < self.rows && x.len() == self.cols, "row {row} of {} does not fit", self.rows);
+        let groups = self.cols / GROUP_SIZE;
+        // SAFETY: the row is inside the vectors by the check above, and this thread's alone by contract.
+        let (q, scales, sums) = unsafe {
+            (
+                std::slice::from_raw_parts_mut(self.q.add(row * self.cols), self.cols),
+                std::slice::from_raw_parts_mut(self.scales.add(row * groups), groups),
+                std::slice::from_raw_parts_mut(self.sums.add(row * groups), groups),
+            )
+        };
+        run(isa, QuantizeRow { x, q, scales, sums });
+    }
+}
+
+struct QuantizeRow<'a> {
+    x: &'a [f32],
+    q: &'a mut [i8],
+    scales: &'a mut [f32],
+    sums: &'a mut [f32],
+}
+
+impl Kernel for QuantizeRow<'_> {
+    type Output = ();
+
+    /// Left to the compiler's vectorizer: it is one pass over a row that hundreds of matrix rows then read.
+    #[inline(always)]
+    unsafe fn compute<S: Simd>(self) {
+        let groups = self.x.as_chunks::<GROUP_SIZE>().0.iter().zip(self.q.as_chunks_mut::<GROUP_SIZE>().0);
+        for (((x, q), scale), sum) in groups.zip(self.scales).zip(self.sums) {
+            let mut largest = [0.0f32; 16];
+            for (i, x) in x.iter().enumerate() {
+                let magnitude = x.abs();
+                let lane = &mut largest[i % 16];
+                *lane = if magnitude > *lane { magnitude } else { *lane };
+            }
+            let largest = largest.into_iter().fold(0.0, f32::max);
+            let per_step = if largest > 0.0 { Q_MAX / largest } else { 0.0 };
+            let mut total = 0i32;
+            let mut rounded = [0i32; GROUP_SIZE];
+            for (rounded, x) in rounded.iter_mut().zip(x) {
+                let steps = (x * per_step).round_ties_even();
+                // The product can exceed the limit by its rounding; in reach it also keeps a NaN harmless.
+                *rounded = steps.clamp(-Q_MAX, Q_MAX) as i32;
+                total += *rounded;
+            }
+            for i in 0..GROUP_SIZE / 2 {
+                q[i] = rounded[2 * i] as i8;
+                q[GROUP_SIZE / 2 + i] = rounded[2 * i + 1] as i8;
+            }
+            *scale = largest / Q_MAX;
+            *sum = *scale * total as f32;
+        }
+    }
+}

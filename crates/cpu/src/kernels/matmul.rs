@@ -1,0 +1,416 @@
+//! `y[t, r] = W[r, :] . x[t, :]`: the projections, which are nearly all of a model's work.
+//!
+//! # The two forms
+//!
+//! [`matmul_rows`] multiplies an affine 4- or 8-bit matrix by int8 activations; [`matmul_rows_f32`] takes any
+//! format with f32 activations. Both are called inside a pool task with the task's range of weight rows and a
+//! list of tokens, so that a stage can group an expert's tokens; [`matmul`] and [`matmul_f32`] are the
+//! convenience for one matrix and all tokens.
+//!
+//! # Order of sums
+//!
+//! int8: group after group of 64 inputs, `acc = fma(dot, w_scale * x_scale, acc)`, then
+//! `acc = fma(w_bias, x_sum, acc)`, where `dot` is an exact integer and `x_sum` the scaled sum of the
+//! quantized activations. f32: sixteen sums, input `i` into sum `i % 16` by fused multiply-add, then halves
+//! onto halves ([`Simd::sum`]); affine weights are first expanded as `fma(scale, q, bias)`. Neither depends on
+//! the rows, the tokens or the instruction set beside it.
+//!
+//! # Work and memory of the int8 form
+//!
+//! A tile of 32 rows by some groups is unpacked once into the L1 cache, rows in lanes (see
+//! [`tile`](super::tile)), and meets every token of the list. Decode (up to [`FEW_TOKENS`] tokens) takes two
+//! groups at a time and asks for the next tile's bytes as it goes, so that memory never waits for arithmetic:
+//! its floor is the weights' bytes over the memory's bandwidth. Prefill takes eight groups at a time, so that
+//! sums are loaded and stored rarely: its floor is one dot-product instruction per 64 products. What both
+//! reach is measured by `cargo run --release -p lily-cpu --example gemv`.
+
+use std::mem::MaybeUninit;
+use std::ops::Range;
+
+use half::{bf16, f16};
+use lily_model::weights::{Format, GROUP_SIZE, MatrixView};
+
+use super::OutRows;
+use super::activations::QuantizedRows;
+use super::simd::{Kernel, LANES, Simd, run};
+use super::tile::{
+    Activation, GROUP_BYTES, MAX_TOKENS, PANEL_ROWS, PANELS, SCALE_GROUPS, Source, TILE_GROUPS, TILE_ROWS,
+};
+use crate::isa::Isa;
+use crate::pool::{ThreadPool, partition};
+
+/// Rows that a worker's share is cut at: see [`partition`].
+pub const ROW_BLOCK: usize = TILE_ROWS;
+/// Up to so many tokens the matrix is bound by memory and the small tile is used.
+pub const FEW_TOKENS: usize = MAX_TOKENS;
+/// Groups of a tile for [`FEW_TOKENS`]: one cache line of every row.
+const FEW_TOKENS_GROUPS: usize = 2;
+/// Tokens that meet a tile before the next one is unpacked; their running sums stay in the L2 cache.
+const TOKEN_BLOCK: usize = 16 * MAX_TOKENS;
+
+/// Rows `rows` of `w` times `tokens`, indices of rows of `x`: element `(i, r)` of `out` becomes
+/// `W[r, :] . x[tokens[i], :]`. Runs on the calling thread.
+///
+/// Panics where `w` is not affine, where sizes disagree, or where a row, a token or the output is outside.
+///
+/// # Safety
+/// No other thread touches columns `rows` of the first `tokens.len()` rows of `out` meanwhile.
+pub unsafe fn matmul_rows(
+    isa: Isa,
+    w: MatrixView<'_>,
+    rows: Range<usize>,
+    x: &QuantizedRows,
+    tokens: &[u32],
+    out: OutRows<'_>,
+) {
+    assert!(w.format.is_affine(), "int8 activations meet affine weights only");
+    assert_eq!(w.cols, x.cols(), "the matrix and its activations differ in width");
+    check(&w, &rows, x.rows(), tokens, &out);
+    let groups = w.cols / GROUP_SIZE;
+    assert!(w.scales.len() >= w.rows * groups * 2 && w.biases.len() >= w.rows * groups * 2);
+    if !rows.is_empty() {
+        run(isa, Int8 { w, rows, x, tokens, out });
+    }
+}
+
+/// As [`matmul_rows`] with f32 activations `x`, `[any, cols]`, and a matrix of any format.
+///
+/// # Safety
+/// As [`matmul_rows`].
+pub unsafe fn matmul_rows_f32(
+    isa: Isa,
+    w: MatrixView<'_>,
+    rows: Range<usize>,
+    x: &[f32],
+    tokens: &[u32],
+    out: OutRows<'_>,
+) {
+    check(&w, &rows, x.len() / w.cols, tokens, &out);
+    if !rows.is_empty() {
+        run(isa, F32 { w, rows, x, tokens, out });
+    }
+}
+
+/// `out[t, r] = W[r, :] . x[t, :]` for all rows and tokens, on all threads. `out` is `[x.rows(), w.rows]`.
+pub fn matmul(pool: &ThreadPool, isa: Isa, w: MatrixView<'_>, x: &QuantizedRows, out: &mut [f32]) {
+    let out = OutRows::new(out, w.rows);
+    pool.run(|worker, workers| {
+        let rows = partition(w.rows, ROW_BLOCK, worker, workers);
+        // SAFETY: shares of the rows are disjoint.
+        unsafe { matmul_rows(isa, w, rows, x, x.all(), out) };
+    });
+}
+
+/// As [`matmul`] with f32 activations, `[tokens, cols]`, and a matrix of any format.
+pub fn matmul_f32(pool: &ThreadPool, isa: Isa, w: MatrixView<'_>, x: &[f32], out: &mut [f32]) {
+    let tokens: Vec<u32> = (0..(x.len() / w.cols) as u32).collect();
+    let out = OutRows::new(out, w.rows);
+    pool.run(|worker, workers| {
+        let rows = partition(w.rows, F32_ROWS, worker, workers);
+        // SAFETY: shares of the rows are disjoint.
+        unsafe { matmul_rows_f32(isa, w, rows, x, &tokens, out) };
+    });
+}
+
+/// What must hold for the kernels' pointers to stay inside.
+fn check(w: &MatrixView<'_>, rows: &Range<usize>, x_rows: usize, tokens: &[u32], out: &OutRows<'_>) {
+    assert!(w.data.len() >= w.rows * w.format.row_bytes(w.cols), "the matrix is shorter than its shape");
+    assert!(rows.start <= rows.end && rows.end <= w.rows, "rows {rows:?} of a matrix of {}", w.rows);
+    assert!(rows.end <= out.cols() && tokens.len() <= out.rows(), "the product does not fit its output");
+    assert!(tokens.iter().all(|&token| (token as usize) < x_rows), "a token outside the activations");
+}
+
+struct Int8<'a> {
+    w: MatrixView<'a>,
+    rows: Range<usize>,
+    x: &'a QuantizedRows,
+    tokens: &'a [u32],
+    out: OutRows<'a>,
+}
+
+/// A tile and what goes with it. Never zeroed: each part is written before it is read.
+#[repr(C, align(64))]
+struct Scratch {
+    weights: [MaybeUninit<[u8; TILE_GROUPS * GROUP_BYTES]>; PANELS],
+    scales: [MaybeUninit<[f32; SCALE_GROUPS * PANEL_ROWS]>; PANELS],
+    biases: [MaybeUninit<[f32; SCALE_GROUPS * PANEL_ROWS]>; PANELS],
+    acc: MaybeUninit<[f32; TOKEN_BLOCK * TILE_ROWS]>,
+}
+
+impl Kernel for Int8<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn compute<S: Simd>(self) {
+        let Int8 { w, rows, x, tokens, out } = self;
+        let groups = w.cols / GROUP_SIZE;
+        let row_bytes = w.format.row_bytes(w.cols);
+        let tile_groups = if tokens.len() <= FEW_TOKENS { FEW_TOKENS_GROUPS } else { TILE_GROUPS };
+        let mut scratch = MaybeUninit::<Scratch>::uninit();
+        let scratch = scratch.as_mut_ptr();
+        // SAFETY: field addresses of an allocation that lives to the end; nothing is read before it is written.
+        let (weights, scales, biases, acc) = unsafe {
+            (
+                std::array::from_fn::<_, PANELS, _>(|p| (&raw mut (*scratch).weights[p]).cast::<u8>()),
+                std::array::from_fn::<_, PANELS, _>(|p| (&raw mut (*scratch).scales[p]).cast::<f32>()),
+                std::array::from_fn::<_, PANELS, _>(|p| (&raw mut (*scratch).biases[p]).cast::<f32>()),
+                (&raw mut (*scratch).acc).cast::<f32>(),
+            )
+        };
+        for first in rows.clone().step_by(TILE_ROWS) {
+            let here = TILE_ROWS.min(rows.end - first);
+            // The next tile of this share, at the same place within its rows; past the end nothing is asked for.
+            let ahead = if rows.end - first > TILE_ROWS { TILE_ROWS * row_bytes } else { 0 };
+            let source = |data: &[u8], stride: usize, panel: usize, byte: usize| {
+                // A panel without rows repeats the tile's last row, and no one reads its sums.
+                let row = (first + panel * PANEL_ROWS).min(rows.end - 1);
+                let rows = PANEL_ROWS.min(rows.end - row);
+                // SAFETY: the row exists, and `byte` lies inside it.
+                Source { data: unsafe { data.as_ptr().add(row * stride + byte) }, stride, rows }
+            };
+            for (block, block_tokens) in tokens.chunks(TOKEN_BLOCK).enumerate() {
+                // SAFETY: the block's sums are inside the scratch.
+                unsafe { std::ptr::write_bytes(acc, 0, block_tokens.len() * TILE_ROWS) };
+                for scale_start in (0..groups).step_by(SCALE_GROUPS) {
+                    let scale_end = groups.min(scale_start + SCALE_GROUPS);
+                    for p in 0..PANELS {
+                        let count = scale_end - scale_start;
+                        // SAFETY: `count` scales and biases of each row follow; the scratch has room.
+                        unsafe {
+                            S::unpack_scales(source(w.scales, groups * 2, p, scale_start * 2), count, scales[p]);
+                            S::unpack_scales(source(w.biases, groups * 2, p, scale_start * 2), count, biases[p]);
+                        }
+                    }
+                    for start in (scale_start..scale_end).step_by(tile_groups) {
+                        let count = tile_groups.min(scale_end - start);
+                        for p in 0..PANELS {
+                            let byte = w.format.row_bytes(start * GROUP_SIZE);
+                            let from = source(w.data, row_bytes, p, byte);
+                            // SAFETY: `count` groups of each row follow; the scratch has room.
+                            unsafe {
+                                match w.format {
+                                    Format::Affine8 => S::unpack_8(from, count, ahead, weights[p]),
+                                    _ => S::unpack_4(from, count, ahead, weights[p]),
+                                }
+                            }
+                        }
+                        let lane = (start - scale_start) * PANEL_ROWS;
+                        // SAFETY: inside what was just unpacked.
+                        let (scales, biases) = unsafe {
+                            (scales.map(|s| s.add(lane).cast_const()), biases.map(|b| b.add(lane).cast_const()))
+                        };
+                        let weights = weights.map(<*mut u8>::cast_const);
+                        let mut done = 0;
+                        while done < block_tokens.len() {
+                            let n = (block_tokens.len() - done).min(S::TOKENS);
+                            let batch = &block_tokens[done..done + n];
+                            // SAFETY: tokens and groups were checked to be inside `x`; sums are in the scratch.
+                            unsafe {
+                                let acc = acc.add(done * TILE_ROWS);
+                                match n {
+                                    1 => multiply::<S, 1>(weights, scales, biases, count, x, start, batch, acc),
+                                    2 => multiply::<S, 2>(weights, scales, biases, count, x, start, batch, acc),
+                                    3 => multiply::<S, 3>(weights, scales, biases, count, x, start, batch, acc),
+                                    4 => multiply::<S, 4>(weights, scales, biases, count, x, start, batch, acc),
+                                    5 => multiply::<S, 5>(weights, scales, biases, count, x, start, batch, acc),
+                                    _ => multiply::<S, 6>(weights, scales, biases, count, x, start, batch, acc),
+                                }
+                            }
+                            done += n;
+                        }
+                    }
+                }
+                for i in 0..block_tokens.len() {
+                    // SAFETY: these elements are this call's alone by contract; the sums were written above.
+                    unsafe {
+                        let to = out.row(block * TOKEN_BLOCK + i, first..first + here);
+                        std::ptr::copy_nonoverlapping(acc.add(i * TILE_ROWS), to.as_mut_ptr(), here);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Gathers what `N` tokens bring and multiplies.
+///
+/// # Safety
+/// As [`TileOps::multiply`](super::tile::TileOps::multiply); `batch` has `N` rows of `x`, and `acc` their sums.
+#[inline(always)]
+#[allow(clippy::too_many_arguments)]
+unsafe fn multiply<S: Simd, const N: usize>(
+    weights: [*const u8; PANELS],
+    scales: [*const f32; PANELS],
+    biases: [*const f32; PANELS],
+    groups: usize,
+    x: &QuantizedRows,
+    start: usize,
+    batch: &[u32],
+    acc: *mut f32,
+) {
+    let mut tokens = [const { Activation::NONE }; N];
+    for (i, token) in tokens.iter_mut().enumerate() {
+        let row = batch[i] as usize;
+        // SAFETY: `acc` has the sums of `N` tokens by contract.
+        let acc = unsafe { acc.add(i * TILE_ROWS) };
+        *token = Activation {
+            q: x.q(row)[start * GROUP_SIZE..].as_ptr(),
+            scales: x.scales(row)[start..].as_ptr(),
+            sums: x.sums(row)[start..].as_ptr(),
+            acc,
+        };
+    }
+    // SAFETY: by contract.
+    unsafe { S::multiply::<N>(weights, scales, biases, groups, &tokens) };
+}
+
+/// Weight rows that the f32 form expands and multiplies together.
+const F32_ROWS: usize = 4;
+/// Tokens that the f32 form takes together.
+const F32_TOKENS: usize = 4;
+
+struct F32<'a> {
+    w: MatrixView<'a>,
+    rows: Range<usize>,
+    x: &'a [f32],
+    tokens: &'a [u32],
+    out: OutRows<'a>,
+}
+
+thread_local! {
+    /// Expanded rows of a matrix.
+    static EXPANDED: std::cell::RefCell<Vec<f32>> = const { std::cell::RefCell::new(Vec::new()) };
+}
+
+impl Kernel for F32<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn compute<S: Simd>(self) {
+        let F32 { w, rows, x, tokens, out } = self;
+        let mut expanded = EXPANDED.take();
+        expanded.resize(expanded.len().max(F32_ROWS * w.cols), 0.0);
+        for first in rows.clone().step_by(F32_ROWS) {
+            let here = F32_ROWS.min(rows.end - first);
+            for (i, to) in expanded.chunks_exact_mut(w.cols).take(F32_ROWS).enumerate() {
+                // Missing rows repeat the last one, and no one reads their sums.
+                // SAFETY: the row exists, and `to` has its length.
+                unsafe { expand_row::<S>(&w, first + i.min(here - 1), to) };
+            }
+            for (batch, batch_tokens) in tokens.chunks(F32_TOKENS).enumerate() {
+                let token = |i: usize| batch_tokens[i.min(batch_tokens.len() - 1)] as usize;
+                let from: [*const f32; F32_TOKENS] =
+                    std::array::from_fn(|i| x[token(i) * w.cols..][..w.cols].as_ptr());
+                let mut sums = [0.0; LANES];
+                // SAFETY: all rows have `cols` elements.
+                unsafe { dots::<S>(expanded.as_ptr(), &from, batch_tokens.len() == 1, w.cols, &mut sums) };
+                for i in 0..batch_tokens.len() {
+                    // SAFETY: these elements are this call's alone by contract.
+                    let to = unsafe { out.row(batch * F32_TOKENS + i, first..first + here) };
+                    to.copy_from_slice(&sums[i * F32_ROWS..i * F32_ROWS + here]);
+                }
+            }
+        }
+        EXPANDED.set(expanded);
+    }
+}
+
+/// `sums[t * F32_ROWS + r]` of four expanded rows and four tokens (or one, where `single`).
+///
+/// # Safety
+/// `rows` has four rows of `cols` elements, and each token points to `cols`.
+#[inline(always)]
+unsafe fn dots<S: Simd>(
+    rows: *const f32,
+    tokens: &[*const f32; F32_TOKENS],
+    single: bool,
+    cols: usize,
+    sums: &mut [f32; LANES],
+) {
+    let count = if single { 1 } else { F32_TOKENS };
+    // SAFETY: full vectors end at or before `cols`; the rest is loaded with its length.
+    unsafe {
+        let mut acc = [S::splat(0.0); F32_ROWS * F32_TOKENS];
+        let mut i = 0;
+        while i + LANES <= cols {
+            for r in 0..F32_ROWS {
+                let w = S::load(rows.add(r * cols + i));
+                for t in 0..count {
+                    acc[t * F32_ROWS + r] = S::fma(w, S::load(tokens[t].add(i)), acc[t * F32_ROWS + r]);
+                }
+            }
+            i += LANES;
+        }
+        if i < cols {
+            for r in 0..F32_ROWS {
+                let w = S::load_some(rows.add(r * cols + i), cols - i, 0.0);
+                for t in 0..count {
+                    let x = S::load_some(tokens[t].add(i), cols - i, 0.0);
+                    acc[t * F32_ROWS + r] = S::fma(w, x, acc[t * F32_ROWS + r]);
+                }
+            }
+        }
+        S::store(sums.as_mut_ptr(), S::sum_each(&acc));
+    }
+}
+
+/// One row of a matrix as f32.
+///
+/// # Safety
+/// The row exists and `to` has `w.cols` elements.
+#[inline(always)]
+unsafe fn expand_row<S: Simd>(w: &MatrixView<'_>, row: usize, to: &mut [f32]) {
+    let bytes = w.format.row_bytes(w.cols);
+    let data = &w.data[row * bytes..(row + 1) * bytes];
+    match w.format {
+        Format::F32 => {
+            for (to, from) in to.iter_mut().zip(data.as_chunks::<4>().0) {
+                *to = f32::from_le_bytes(*from);
+            }
+        }
+        Format::F16 | Format::Bf16 => {
+            let half = w.format == Format::F16;
+            let (blocks, rest) = to.as_chunks_mut::<LANES>();
+            for (i, block) in blocks.iter_mut().enumerate() {
+                // SAFETY: sixteen elements follow in the row.
+                unsafe {
+                    let from = data.as_ptr().add(i * LANES * 2);
+                    let v = if half { S::load_f16(from.cast()) } else { S::load_bf16(from.cast()) };
+                    S::store(block.as_mut_ptr(), v);
+                }
+            }
+            let done = blocks.len() * LANES * 2;
+            for (to, from) in rest.iter_mut().zip(data[done..].as_chunks::<2>().0) {
+                *to = if half { f16::from_le_bytes(*from).to_f32() } else { bf16::from_le_bytes(*from).to_f32() };
+            }
+        }
+        Format::Affine4 | Format::Affine8 => {
+            let groups = w.cols / GROUP_SIZE;
+            for (group, to) in to.as_chunks_mut::<GROUP_SIZE>().0.iter_mut().enumerate() {
+                let value = |of: &[u8]| {
+                    let at = (row * groups + group) * 2;
+                    bf16::from_le_bytes([of[at], of[at + 1]]).to_f32()
+                };
+                let (scale, bias) = (value(w.scales), value(w.biases));
+                if w.format == Format::Affine8 {
+                    let q = &data[group * GROUP_SIZE..(group + 1) * GROUP_SIZE];
+                    for (to, q) in to.iter_mut().zip(q) {
+                        *to = f32::from(*q);
+                    }
+                } else {
+                    let q = &data[group * GROUP_SIZE / 2..(group + 1) * GROUP_SIZE / 2];
+                    for (to, q) in to.as_chunks_mut::<2>().0.iter_mut().zip(q) {
+                        *to = [f32::from(q & 15), f32::from(q >> 4)];
+                    }
+                }
+                for block in to.as_chunks_mut::<LANES>().0 {
+                    // SAFETY: the block has sixteen elements.
+                    unsafe {
+                        let q = S::load(block.as_ptr());
+                        S::store(block.as_mut_ptr(), S::fma(S::splat(scale), q, S::splat(bias)));
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,116 @@
+//! Weight tiles: what stands between a matrix in the checkpoint's layout and the integer dot product.
+//!
+//! A tile is [`PANELS`] panels of [`PANEL_ROWS`] weight rows by up to [`TILE_GROUPS`] groups, its weights
+//! unpacked to bytes with **rows in lanes**: unit `u` of a group holds, for each of the sixteen rows in turn,
+//! the four weights that meet four activations. One dot-product instruction then multiplies a unit by four
+//! activations that are broadcast, and leaves a running sum per row, so nothing is ever summed across lanes.
+//!
+//! Unit `2j` of a group holds the even and unit `2j + 1` the odd ones of weights `8j..8j + 8`: the order in
+//! which the low and the high nibbles of a packed u32 come out, and the order of
+//! [`QuantizedRows`](super::activations::QuantizedRows).
+
+use lily_model::weights::GROUP_SIZE;
+
+/// Weight rows of a panel: the lanes of a vector.
+pub const PANEL_ROWS: usize = 16;
+/// Panels of a tile: an activation that was broadcast is used for so many rows of sixteen.
+pub const PANELS: usize = 2;
+/// Weight rows of a tile.
+pub const TILE_ROWS: usize = PANEL_ROWS * PANELS;
+/// Groups of a tile: a whole one is 16 KiB of bytes and stays in the L1 cache with the activations it meets.
+pub const TILE_GROUPS: usize = 8;
+/// Groups whose scales are unpacked at a time: 32 bf16 are one cache line.
+pub const SCALE_GROUPS: usize = 32;
+/// Weights that meet one broadcast.
+const UNIT: usize = 4;
+/// Units of a group.
+pub const GROUP_UNITS: usize = GROUP_SIZE / UNIT;
+/// Bytes of a unit: four for each row of a panel.
+pub const UNIT_BYTES: usize = PANEL_ROWS * UNIT;
+/// Bytes of a group of a panel.
+pub const GROUP_BYTES: usize = GROUP_UNITS * UNIT_BYTES;
+/// Most tokens that one pass over a tile takes: their sums fill the vector registers of AVX-512.
+pub const MAX_TOKENS: usize = 6;
+
+/// Sixteen rows of a matrix as they lie in memory.
+#[derive(Clone, Copy)]
+pub struct Source {
+    /// First byte wanted of row 0.
+    pub data: *const u8,
+    /// Bytes from one row to the next.
+    pub stride: usize,
+    /// Rows that exist, 1 to [`PANEL_ROWS`]; the lanes of the others get the last one's values.
+    pub rows: usize,
+}
+
+impl Source {
+    /// First byte wanted of `row`.
+    ///
+    /// # Safety
+    /// The rows that exist are readable.
+    #[inline(always)]
+    pub unsafe fn row(&self, row: usize) -> *const u8 {
+        // SAFETY: clamped to the rows that exist.
+        unsafe { self.data.add(row.min(self.rows - 1) * self.stride) }
+    }
+}
+
+/// What one token brings to a tile.
+#[derive(Clone, Copy)]
+pub struct Activation {
+    /// Quantized elements of the tile's groups.
+    pub q: *const i8,
+    /// One scale per group.
+    pub scales: *const f32,
+    /// Scale times sum of the quantized elements, per group.
+    pub sums: *const f32,
+    /// `[TILE_ROWS]` running f32 sums.
+    pub acc: *mut f32,
+}
+
+impl Activation {
+    /// To be overwritten.
+    pub(crate) const NONE: Activation = Activation {
+        q: std::ptr::null(),
+        scales: std::ptr::null(),
+        sums: std::ptr::null(),
+        acc: std::ptr::null_mut(),
+    };
+}
+
+/// The operations on tiles that are written separately for each instruction set.
+///
+/// All are `unsafe` because the instruction set must be there and because they go through pointers; what must
+/// be readable and writable is said at each.
+#[allow(clippy::missing_safety_doc)]
+pub trait TileOps: Copy + Send + Sync + 'static {
+    /// Tokens that [`TileOps::multiply`] takes best at a time, at most [`MAX_TOKENS`].
+    const TOKENS: usize;
+
+    /// Unpacks `groups` groups of 4-bit weights (`GROUP_SIZE / 2` bytes of each row per group) to
+    /// `groups * GROUP_BYTES` bytes at `to`, and asks the cache for the bytes `ahead` further on.
+    unsafe fn unpack_4(from: Source, groups: usize, ahead: usize, to: *mut u8);
+
+    /// As [`TileOps::unpack_4`] for 8-bit weights (`GROUP_SIZE` bytes of each row per group).
+    unsafe fn unpack_8(from: Source, groups: usize, ahead: usize, to: *mut u8);
+
+    /// Widens `groups` bf16 (at most [`SCALE_GROUPS`]) of each row to f32, `[groups, PANEL_ROWS]` at `to`.
+    unsafe fn unpack_scales(from: Source, groups: usize, to: *mut f32);
+
+    /// For each of `N` tokens and each row r of the tile, group after group:
+    ///
+    /// ```text
+    /// acc[r] = fma(dot(weights[g][r], q[g]), scales[g][r] * token.scales[g], acc[r])
+    /// acc[r] = fma(biases[g][r], token.sums[g], acc[r])
+    /// ```
+    ///
+    /// where `dot` is exact. This is the one place where that order is made; all results follow from it.
+    /// `weights`, `scales` and `biases` point to the first group of each panel.
+    unsafe fn multiply<const N: usize>(
+        weights: [*const u8; PANELS],
+        scales: [*const f32; PANELS],
+        biases: [*const f32; PANELS],
+        groups: usize,
+        tokens: &[Activation; N],
+    );
+}
