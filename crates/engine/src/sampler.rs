@@ -24,6 +24,8 @@ mod logprobs;
 mod params;
 mod penalties;
 mod random;
+#[cfg(test)]
+mod tests;
 mod top;
 
 pub use logprobs::TokenLogprobs;

@@ -157,10 +157,7 @@ impl ToolCallParser {
     /// The text that was held back, when nothing follows: an unfinished call is text.
     pub fn finish(&mut self) -> Vec<Piece> {
         let mut pieces = Vec::new();
-        let held = std::mem::take(&mut self.held);
-        if !(self.stage == Stage::Text && self.after_call) {
-            push_text(&mut pieces, &held);
-        }
+        push_text(&mut pieces, &std::mem::take(&mut self.held));
         self.stage = Stage::Text;
         pieces
     }
