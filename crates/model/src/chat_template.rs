@@ -81,9 +81,9 @@ pub struct ChatTemplate {
 }
 
 impl ChatTemplate {
-    /// Steps of the template after which rendering is given up. A conversation that fills the context with
-    /// the shortest possible messages takes a tenth of this.
-    pub const STEP_LIMIT: u64 = 100_000_000;
+    /// Steps of the template after which rendering is given up: some seconds. A conversation that fills the
+    /// context of 262,144 tokens with the shortest possible messages takes less than half of this.
+    pub const STEP_LIMIT: u64 = 20_000_000;
 
     /// Parses a template.
     pub fn from_source(source: &str) -> Result<ChatTemplate, TemplateError> {

@@ -6,8 +6,6 @@
 
 use std::path::Path;
 
-use serde_json::Value;
-
 use crate::chat_template::ChatTemplate;
 use crate::config::{ModelConfig, parse_config_text};
 use crate::demo;
@@ -155,8 +153,19 @@ pub(crate) fn read_tokenizer(source: &Source, vocab: Option<usize>) -> Result<To
 
 /// The chat template of `source`.
 pub(crate) fn read_chat_template(source: &Source) -> Result<ChatTemplate, ModelError> {
-    let (file, text) = template_text(source)?;
-    ChatTemplate::from_source(&text).map_err(|e| ModelError::file(file, e.to_string()))
+    let template = read_text(source, TEMPLATE_FILE)?;
+    let config = read_text(source, TOKENIZER_CONFIG_FILE)?;
+    ChatTemplate::from_files(template.as_deref(), config.as_deref())
+        .map_err(|e| ModelError::file(source.place(), e.to_string()))
+}
+
+/// The text of a file of `source`, where there is one.
+fn read_text(source: &Source, file: &str) -> Result<Option<String>, ModelError> {
+    let Some(bytes) = source.open(file)? else { return Ok(None) };
+    match std::str::from_utf8(&bytes) {
+        Ok(text) => Ok(Some(text.to_owned())),
+        Err(e) => Err(ModelError::file(source.path(file), format!("this is not UTF-8 text ({e})"))),
+    }
 }
 
 /// `generation_config.json` of `source`, or nothing but absent fields where there is none.
@@ -166,42 +175,5 @@ pub(crate) fn read_generation_config(source: &Source) -> Result<GenerationConfig
             GenerationConfig::from_json(&json).map_err(|e| ModelError::file(source.place(), e.to_string()))
         }
         None => Ok(GenerationConfig::default()),
-    }
-}
-
-/// Path and text of the chat template.
-fn template_text(source: &Source) -> Result<(String, String), ModelError> {
-    let path = source.path(TEMPLATE_FILE);
-    if let Some(bytes) = source.open(TEMPLATE_FILE)? {
-        return match String::from_utf8(bytes.to_vec()) {
-            Ok(text) => Ok((path, text)),
-            Err(e) => Err(ModelError::file(path, format!("this is not UTF-8 text ({e})"))),
-        };
-    }
-    let config_path = source.path(TOKENIZER_CONFIG_FILE);
-    let Some(bytes) = source.open(TOKENIZER_CONFIG_FILE)? else {
-        let problem = format!("there is no such file, nor {TOKENIZER_CONFIG_FILE}; a chat needs one of them");
-        return Err(ModelError::file(path, problem));
-    };
-    let config: Value = serde_json::from_slice(&bytes)
-        .map_err(|e| ModelError::file(&config_path, format!("this is not valid JSON ({e})")))?;
-    match embedded_template(&config) {
-        Some(text) => Ok((config_path, text.to_owned())),
-        None => {
-            let problem = format!("it has no `chat_template`, and there is no {TEMPLATE_FILE} beside it");
-            Err(ModelError::file(config_path, problem))
-        }
-    }
-}
-
-/// The template in a `tokenizer_config.json`: a string, or a list of named ones of which `default` counts.
-fn embedded_template(config: &Value) -> Option<&str> {
-    match config.get("chat_template")? {
-        Value::String(text) => Some(text),
-        Value::Array(named) => {
-            let default = named.iter().find(|t| t.get("name").and_then(Value::as_str) == Some("default"))?;
-            default.get("template")?.as_str()
-        }
-        _ => None,
     }
 }

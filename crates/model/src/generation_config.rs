@@ -104,3 +104,60 @@ impl Fields {
 fn as_u32(value: &Value) -> Option<u32> {
     value.as_u64().and_then(|number| u32::try_from(number).ok())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{GenerationConfig, GenerationConfigError};
+
+    fn read(json: &str) -> Result<GenerationConfig, GenerationConfigError> {
+        GenerationConfig::from_json(json.as_bytes())
+    }
+
+    #[test]
+    fn one_end_of_sequence_id_or_several() {
+        assert_eq!(read(r#"{"eos_token_id": 7}"#).unwrap().eos_token_ids, [7]);
+        assert_eq!(read(r#"{"eos_token_id": [7, 9]}"#).unwrap().eos_token_ids, [7, 9]);
+        assert_eq!(read(r#"{"eos_token_id": null}"#).unwrap(), GenerationConfig::default());
+    }
+
+    #[test]
+    fn the_makers_sampling_is_read_and_other_programs_fields_are_not() {
+        let config = read(
+            r#"{"do_sample": true, "temperature": 0.6, "top_p": 0.95, "top_k": 20, "min_p": 0,
+                "repetition_penalty": 1.05, "transformers_version": "5.17.0", "pad_token_id": 3}"#,
+        );
+        let expected = GenerationConfig {
+            eos_token_ids: vec![],
+            do_sample: Some(true),
+            temperature: Some(0.6),
+            top_p: Some(0.95),
+            top_k: Some(20),
+            min_p: Some(0.0),
+            repetition_penalty: Some(1.05),
+        };
+        assert_eq!(config.unwrap(), expected);
+    }
+
+    #[test]
+    fn a_value_that_means_nothing_is_refused_by_its_field() {
+        for (json, field) in [
+            (r#"{"eos_token_id": -1}"#, "eos_token_id = -1"),
+            (r#"{"eos_token_id": ["a"]}"#, r#"eos_token_id = ["a"]"#),
+            (r#"{"eos_token_id": 4294967296}"#, "eos_token_id = 4294967296"),
+            (r#"{"do_sample": "yes"}"#, r#"do_sample = "yes""#),
+            (r#"{"temperature": -0.5}"#, "temperature = -0.5"),
+            (r#"{"temperature": 1e300}"#, "temperature = 1e"),
+            (r#"{"top_p": 0}"#, "top_p = 0"),
+            (r#"{"top_p": 1.5}"#, "top_p = 1.5"),
+            (r#"{"top_k": 2.5}"#, "top_k = 2.5"),
+            (r#"{"min_p": 2}"#, "min_p = 2"),
+            (r#"{"repetition_penalty": 0}"#, "repetition_penalty = 0"),
+        ] {
+            let error = read(json).unwrap_err().to_string();
+            assert!(error.contains(field), "{error}");
+        }
+        for json in ["", "[]", "{", "5"] {
+            assert!(matches!(read(json), Err(GenerationConfigError::Malformed(_))));
+        }
+    }
+}

@@ -140,22 +140,17 @@ impl Tokenizer {
         })
     }
 
-    /// Runs `encode`, which fails only where the pre-tokenizer's regular expression gives up: in a run of
-    /// about a million characters of white space, which it searches backwards for a line end. The text is
-    /// then cut in the middle of its longest such run, where no word and no marker can be torn.
+    /// Encodes the pieces of [`without_long_spaces`] one by one. A vocabulary that spells all bytes encodes
+    /// every text; should the file contradict that elsewhere, the bytes themselves are the encoding.
     fn encode_pieces(&self, text: &str, encode: &dyn Fn(&str) -> tokenizers::Result<Vec<u32>>) -> Vec<u32> {
-        if let Ok(ids) = encode(text) {
-            return ids;
-        }
-        match middle_of_longest_space(text) {
-            Some(cut) => {
-                let (head, tail) = text.split_at(cut);
-                let mut ids = self.encode_pieces(head, encode);
-                ids.extend(self.encode_pieces(tail, encode));
-                ids
+        let mut ids = Vec::new();
+        for piece in without_long_spaces(text) {
+            match encode(piece) {
+                Ok(encoded) => ids.extend(encoded),
+                Err(_) => ids.extend(piece.bytes().map(|byte| self.inner.byte_ids[usize::from(byte)])),
             }
-            None => text.bytes().map(|byte| self.inner.byte_ids[usize::from(byte)]).collect(),
         }
+        ids
     }
 
     /// The text of `ids`. Special tokens (`<|im_end|>` and the like) and unknown ids are left out; bytes
@@ -193,9 +188,11 @@ impl Tokenizer {
         Some(bytes.unwrap_or_else(|| token.into_bytes()))
     }
 
-    /// Tokens in the vocabulary, added ones included. The embedding table may have more rows.
+    /// One more than the largest id. The embedding table may have more rows.
     pub fn vocab_size(&self) -> usize {
-        self.inner.tokenizer.get_vocab_size(true)
+        let added = self.inner.tokenizer.get_added_vocabulary().get_added_tokens_decoder();
+        let after_added = added.keys().max().map_or(0, |&id| id as usize + 1);
+        after_added.max(self.inner.tokenizer.get_vocab_size(false))
     }
 }
 
@@ -205,26 +202,32 @@ impl std::fmt::Debug for Tokenizer {
     }
 }
 
-/// Byte offset of the middle of the longest run of white space, if a run of at least two exists.
-fn middle_of_longest_space(text: &str) -> Option<usize> {
-    let mut longest: &str = "";
-    let mut start = None;
-    let ends = text.char_indices().chain([(text.len(), 'x')]);
-    for (at, c) in ends {
-        match (c.is_whitespace(), start) {
-            (true, None) => start = Some(at),
-            (false, Some(from)) => {
-                if at - from > longest.len() {
-                    longest = &text[from..at];
-                }
-                start = None;
-            }
-            _ => {}
+/// Characters of white space in a row that the pre-tokenizer's regular expression is given at most.
+///
+/// It searches such a run backwards for a line end and silently gives up after a million steps
+/// (`fancy-regex`), which leaves the rest of the text unsplit. A quarter of that is safe, and far longer than
+/// any token, so that a cut there makes no other tokens.
+const LONGEST_SPACE: usize = 1 << 18;
+
+/// `text` in pieces, cut inside every run of white space longer than [`LONGEST_SPACE`] and nowhere else: no
+/// word and no marker is torn.
+fn without_long_spaces(text: &str) -> Vec<&str> {
+    if text.len() <= LONGEST_SPACE {
+        return vec![text];
+    }
+    let mut pieces = Vec::new();
+    let mut start = 0;
+    let mut run = 0;
+    for (at, c) in text.char_indices() {
+        run = if c.is_whitespace() { run + 1 } else { 0 };
+        if run > LONGEST_SPACE {
+            pieces.push(&text[start..at]);
+            start = at;
+            run = 1;
         }
     }
-    let offset = longest.as_ptr() as usize - text.as_ptr() as usize;
-    let middle = longest.char_indices().nth(longest.chars().count() / 2)?.0;
-    (middle > 0).then_some(offset + middle)
+    pieces.push(&text[start..]);
+    pieces
 }
 
 /// Characters that spell the bytes which cannot stand for themselves start here, in the order of those
@@ -268,4 +271,19 @@ fn byte_of_char(c: char) -> Option<u8> {
         table
     };
     BYTE_OF_CHAR.get(c as usize).copied().flatten()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{LONGEST_SPACE, without_long_spaces};
+
+    #[test]
+    fn text_is_cut_only_inside_white_space_that_is_too_long() {
+        let words = "one two\n".repeat(LONGEST_SPACE);
+        assert_eq!(without_long_spaces(&words), [words.as_str()]);
+        let space = "\u{3000}".repeat(2 * LONGEST_SPACE + 3);
+        let text = format!("a{space}b");
+        let lengths = without_long_spaces(&text).into_iter().map(|piece| piece.chars().count());
+        assert_eq!(lengths.collect::<Vec<_>>(), [1 + LONGEST_SPACE, LONGEST_SPACE, 3 + 1]);
+    }
 }
