@@ -39,7 +39,8 @@ pub enum Want {
 pub enum Input {
     /// This one.
     Token(u32),
-    /// The one that the sequence's previous step chose on the device.
+    /// The greedy token of the sequence's previous step, be it a prefill or a decode, which must have wanted
+    /// more than [`Want::Nothing`]. That step need not have been collected.
     LastSampled,
 }
 
@@ -124,10 +125,11 @@ pub trait Backend: Send {
     fn extend(&mut self, sequence: SequenceId, tokens: &[u32], want: Want) -> Result<Ticket, BackendError>;
 
     /// Enqueues one token for each sequence named (each at most once). The answer of a sequence does not
-    /// depend on which others are in the batch.
+    /// depend on which others are in the batch. On error every sequence is as it was.
     fn decode(&mut self, steps: &[DecodeStep]) -> Result<Ticket, BackendError>;
 
-    /// Waits for enqueued work and returns one output per sequence, in the order given.
+    /// Waits for enqueued work and returns one output per sequence, in the order given. The engine collects
+    /// tickets in the order of enqueueing, each once.
     fn collect(&mut self, ticket: Ticket) -> Result<Vec<StepOutput>, BackendError>;
 
     /// Freezes the sequence's state at its present length.
@@ -136,6 +138,6 @@ pub trait Backend: Send {
     /// Frees a snapshot. Unknown ids are ignored.
     fn discard(&mut self, snapshot: SnapshotId);
 
-    /// Frees a sequence. Unknown ids are ignored.
+    /// Frees a sequence. Unknown ids are ignored. The engine collects every ticket that names it first.
     fn close(&mut self, sequence: SequenceId);
 }
