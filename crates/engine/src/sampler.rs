@@ -17,13 +17,15 @@
 //! exponential of Lily's own (`exp.rs`) and a generator of Lily's own (`random.rs`): the same logits and seed
 //! give the same token on every platform.
 //!
-//! A vocabulary of 248,320 is never sorted: see `top.rs`.
+//! A vocabulary of 248,320 is never sorted whole: `top.rs` finds the largest few, and top_p sorts only what can
+//! be in its nucleus.
 
 mod exp;
 mod logprobs;
 mod params;
 mod penalties;
 mod random;
+mod row;
 #[cfg(test)]
 mod tests;
 mod top;
@@ -39,13 +41,6 @@ use top::Candidate;
 /// Relative weights below e^-50 are taken as zero: a whole vocabulary of them adds less to a sum that is at
 /// least 1 than f64 can hold.
 const NEGLIGIBLE: f64 = -50.0;
-
-/// How many of the likeliest tokens top_p looks at first when there is no top_k to bound it. A trained
-/// model's nucleus rarely holds more; the number only decides speed.
-const FIRST_NUCLEUS: usize = 128;
-
-/// How many times more it looks at when those were too few.
-const NUCLEUS_GROWTH: usize = 8;
 
 /// What one call of [`Sampler::sample`] chose.
 #[derive(Clone, Debug, PartialEq)]
@@ -139,7 +134,7 @@ impl Sampler {
             sorted
         } else if top_p < 1.0 {
             self.weigh_row(logits, scale);
-            whole_row_nucleus(logits, scale, top_p, self.weights.iter().sum())
+            row_nucleus(&self.weights, top_p)
         } else {
             self.weigh_row(logits, scale);
             if min_p > 0.0 {
@@ -189,20 +184,17 @@ fn nucleus(sorted: &[(u32, f64)], top_p: f64, total: f64) -> Option<usize> {
     Some(last + 1)
 }
 
-/// The nucleus of a whole row, sorting only as much of it as the mass needs.
-fn whole_row_nucleus(logits: &[f32], scale: Scale, top_p: f64, total: f64) -> Vec<(u32, f64)> {
-    let mut count = FIRST_NUCLEUS;
-    loop {
-        let mut sorted = scale.weigh(&top::top(logits, count));
-        if let Some(length) = nucleus(&sorted, top_p, total) {
-            sorted.truncate(length);
-            return sorted;
-        }
-        if count >= logits.len() {
-            return sorted;
-        }
-        count *= NUCLEUS_GROWTH;
-    }
+/// The nucleus of a row of weights, whichever order they are in.
+fn row_nucleus(weights: &[f64], top_p: f64) -> Vec<(u32, f64)> {
+    let total: f64 = weights.iter().sum();
+    // All weights below this together hold less than the 1 - top_p that may be missing, so the nucleus lies in
+    // the others, which are few: only they are sorted.
+    let threshold = (1.0 - top_p) * total / weights.len() as f64;
+    let weighted = (0..).zip(weights.iter().copied());
+    let mut sorted: Vec<(u32, f64)> = weighted.filter(|&(_, weight)| weight >= threshold).collect();
+    sorted.sort_unstable_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+    sorted.truncate(nucleus(&sorted, top_p, total).unwrap_or(sorted.len()));
+    sorted
 }
 
 /// The token at `uniform` (in [0, 1)) of the cumulative sum of the weights, taken in the order given.
@@ -225,7 +217,7 @@ fn pick(weighted: impl Iterator<Item = (u32, f64)> + Clone, uniform: f64) -> Opt
 
 /// The largest logit, the lowest id among equals; `None` where every one is -infinity.
 fn argmax(logits: &[f32]) -> Option<Candidate> {
-    let logit = logits.iter().copied().fold(f32::NEG_INFINITY, |a, b| if b > a { b } else { a });
+    let logit = row::max(logits);
     if logit == f32::NEG_INFINITY {
         return None;
     }
@@ -234,12 +226,11 @@ fn argmax(logits: &[f32]) -> Option<Candidate> {
 }
 
 fn check_finite(logits: &[f32]) -> Result<(), SampleError> {
-    // A fold without an early exit is one vector pass; the position is looked for only when there is one.
-    let broken = |logit: f32| logit.is_nan() || logit == f32::INFINITY;
-    if !logits.iter().fold(false, |any, &logit| any | broken(logit)) {
+    // The position is looked for only when there is one: a pass without an early exit is faster.
+    if row::all_below_infinity(logits) {
         return Ok(());
     }
-    match logits.iter().position(|&logit| broken(logit)) {
+    match logits.iter().position(|&logit| !row::is_below_infinity(logit)) {
         Some(token) => Err(SampleError::NotFinite { token: token as u32, value: logits[token] }),
         None => Ok(()),
     }

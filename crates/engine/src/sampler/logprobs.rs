@@ -1,6 +1,7 @@
 //! Log-probabilities of a row of logits.
 
 use super::exp::exp_nonpositive;
+use super::row;
 use super::top::top;
 
 /// What the model thought of the token that was chosen, and of the likeliest ones.
@@ -15,8 +16,8 @@ pub struct TokenLogprobs {
 
 /// Log-softmax of `logits` (no NaN, at least one above -infinity) at `chosen` and at the `count` likeliest.
 pub(super) fn of_row(logits: &[f32], chosen: u32, count: usize) -> TokenLogprobs {
-    let max = f64::from(logits.iter().copied().fold(f32::NEG_INFINITY, f32::max));
-    let sum: f64 = logits.iter().map(|&logit| exp_nonpositive(f64::from(logit) - max)).sum();
+    let max = f64::from(row::max(logits));
+    let sum = row::sum(logits, |logit| exp_nonpositive(f64::from(logit) - max));
     let log_sum = max + sum.ln();
     let logprob = |logit: f32| (f64::from(logit) - log_sum) as f32;
     TokenLogprobs {
