@@ -529,3 +529,41 @@ fn dropping_the_last_handle_finishes_what_was_taken() {
     }
     assert_all_closed(&calls);
 }
+
+#[test]
+fn nothing_is_left_when_readers_come_and_go() {
+    for pipeline in [false, true] {
+        let backend = FakeBackend::new(300, mixing);
+        let calls = backend.calls();
+        let options = EngineOptions { max_running: 3, max_waiting: 1_000, ..with_pipeline(pipeline) };
+        let engine = start(backend, options);
+        let mut kept = Vec::new();
+        for i in 0..300 {
+            let request = Request {
+                max_tokens: Some(1 + i * 7 % 40),
+                prefill_chunk: Some(1 + i % 5),
+                ignore_eos: true,
+                sampling: SamplingParams {
+                    temperature: if i % 4 == 0 { 1.0 } else { 0.0 },
+                    ..SamplingParams::default()
+                },
+                ..ask(&"prompt".repeat(1 + i % 3))
+            };
+            let mut generation = engine.submit(request).unwrap();
+            match i % 3 {
+                0 => kept.push((i, generation)),
+                1 => drop(generation),
+                _ => {
+                    // Read a little first, so that some go while they run.
+                    (0..i % 4).for_each(|_| drop(generation.blocking_recv()));
+                }
+            }
+        }
+        for (i, generation) in kept {
+            let outcome = outcome(generation);
+            assert_eq!(outcome.tokens.len(), 1 + i * 7 % 40, "{:?}", outcome.failure);
+        }
+        wait_until_idle(&engine);
+        assert_all_closed(&calls);
+    }
+}
