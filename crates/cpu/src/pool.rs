@@ -163,6 +163,18 @@ impl ThreadPool {
             }
         });
     }
+
+    /// Runs `task(index, item)` for every item, each once, as [`ThreadPool::for_each`] does.
+    pub fn for_each_mut<T: Send, F: Fn(usize, &mut T) + Sync>(&self, items: &mut [T], task: F) {
+        struct Items<T>(*mut T);
+        // SAFETY: items are `Send`, and each is reached by one task only, below.
+        unsafe impl<T: Send> Sync for Items<T> {}
+        let count = items.len();
+        let items = Items(items.as_mut_ptr());
+        let items = &items;
+        // SAFETY: `index` is below the length and comes up once, so no two references are to one item.
+        self.for_each(count, |index| task(index, unsafe { &mut *items.0.add(index) }));
+    }
 }
 
 impl Drop for ThreadPool {

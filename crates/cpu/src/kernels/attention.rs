@@ -123,7 +123,10 @@ pub unsafe fn attend<T: KvElement>(
         total.reset(count, kv.head_dim);
         for span in 0..positions.div_ceil(SPAN_POSITIONS) {
             scratch.span.reset(count, kv.head_dim);
-            run(isa, Span { kv, queries, first, count, span, pages: &mut scratch.pages, to: &mut scratch.span });
+            run(
+                isa,
+                Span { kv, queries, first, count, span, pages: &mut scratch.pages, to: &mut scratch.span },
+            );
             run(isa, Merge { from: &scratch.span, to: total });
         }
         run(isa, Divide { from: total });
@@ -179,7 +182,10 @@ fn check<T>(kv: &KvPages<'_, T>, queries: &Queries<'_>) {
     assert!(page_positions > 0 && page_positions.is_multiple_of(LANES) && page_positions <= MAX_PAGE);
     assert!(SPAN_POSITIONS.is_multiple_of(page_positions) && head_dim > 0 && head_dim.is_multiple_of(LANES));
     let pages = (queries.first_position + queries.tokens).div_ceil(page_positions);
-    assert!(kv.keys.len() >= pages && kv.values.len() >= pages, "the cache is shorter than the queries' positions");
+    assert!(
+        kv.keys.len() >= pages && kv.values.len() >= pages,
+        "the cache is shorter than the queries' positions"
+    );
     let elements = page_positions * head_dim;
     assert!(kv.keys[..pages].iter().chain(&kv.values[..pages]).all(|page| page.len() >= elements));
     let last = queries.tokens.saturating_sub(1) * queries.data.stride + queries.heads * head_dim;
@@ -262,7 +268,8 @@ impl<T: KvElement> Kernel for Span<'_, T> {
     unsafe fn compute<S: Simd>(self) {
         let Span { kv, queries, first, count, span, pages, to } = self;
         let (positions, dim) = (kv.page_positions, kv.head_dim);
-        let row_positions = |i: usize| queries.first_position + (first + i.min(count - 1)) / queries.heads + 1;
+        let row_positions =
+            |i: usize| queries.first_position + (first + i.min(count - 1)) / queries.heads + 1;
         // Missing rows of a block repeat the last one, and no one reads what comes out for them.
         let mut rows = [std::ptr::null(); ROWS];
         for (i, row) in rows.iter_mut().enumerate() {
@@ -345,7 +352,8 @@ unsafe fn page_scores<S: Simd, T: KvElement>(
                 S::store(sums.as_mut_ptr(), S::mul(S::splat(scale), S::sum_each(&acc)));
                 for r in 0..BLOCK {
                     // Positions past the page's last seen one are overwritten by the softmax.
-                    scores[(i + r) * MAX_PAGE + p..][..BLOCK].copy_from_slice(&sums[r * BLOCK..(r + 1) * BLOCK]);
+                    scores[(i + r) * MAX_PAGE + p..][..BLOCK]
+                        .copy_from_slice(&sums[r * BLOCK..(r + 1) * BLOCK]);
                 }
             }
         }

@@ -145,6 +145,7 @@ impl Kernel for Int8<'_> {
         let Int8 { w, rows, x, tokens, out } = self;
         let groups = w.cols / GROUP_SIZE;
         let row_bytes = w.format.row_bytes(w.cols);
+        let wide = w.format == Format::Affine8;
         let tile_groups = if tokens.len() <= FEW_TOKENS { FEW_TOKENS_GROUPS } else { TILE_GROUPS };
         let mut scratch = MaybeUninit::<Scratch>::uninit();
         let scratch = scratch.as_mut_ptr();
@@ -177,8 +178,16 @@ impl Kernel for Int8<'_> {
                         let count = scale_end - scale_start;
                         // SAFETY: `count` scales and biases of each row follow; the scratch has room.
                         unsafe {
-                            S::unpack_scales(source(w.scales, groups * 2, p, scale_start * 2), count, scales[p]);
-                            S::unpack_scales(source(w.biases, groups * 2, p, scale_start * 2), count, biases[p]);
+                            S::unpack_scales(
+                                source(w.scales, groups * 2, p, scale_start * 2),
+                                count,
+                                scales[p],
+                            );
+                            S::unpack_scales(
+                                source(w.biases, groups * 2, p, scale_start * 2),
+                                count,
+                                biases[p],
+                            );
                         }
                     }
                     for start in (scale_start..scale_end).step_by(tile_groups) {
@@ -197,7 +206,10 @@ impl Kernel for Int8<'_> {
                         let lane = (start - scale_start) * PANEL_ROWS;
                         // SAFETY: inside what was just unpacked.
                         let (scales, biases) = unsafe {
-                            (scales.map(|s| s.add(lane).cast_const()), biases.map(|b| b.add(lane).cast_const()))
+                            (
+                                scales.map(|s| s.add(lane).cast_const()),
+                                biases.map(|b| b.add(lane).cast_const()),
+                            )
                         };
                         let weights = weights.map(<*mut u8>::cast_const);
                         let mut done = 0;
@@ -208,12 +220,24 @@ impl Kernel for Int8<'_> {
                             unsafe {
                                 let acc = acc.add(done * TILE_ROWS);
                                 match n {
-                                    1 => multiply::<S, 1>(weights, scales, biases, count, x, start, batch, acc),
-                                    2 => multiply::<S, 2>(weights, scales, biases, count, x, start, batch, acc),
-                                    3 => multiply::<S, 3>(weights, scales, biases, count, x, start, batch, acc),
-                                    4 => multiply::<S, 4>(weights, scales, biases, count, x, start, batch, acc),
-                                    5 => multiply::<S, 5>(weights, scales, biases, count, x, start, batch, acc),
-                                    _ => multiply::<S, 6>(weights, scales, biases, count, x, start, batch, acc),
+                                    1 => multiply::<S, 1>(
+                                        weights, scales, biases, count, wide, x, start, batch, acc,
+                                    ),
+                                    2 => multiply::<S, 2>(
+                                        weights, scales, biases, count, wide, x, start, batch, acc,
+                                    ),
+                                    3 => multiply::<S, 3>(
+                                        weights, scales, biases, count, wide, x, start, batch, acc,
+                                    ),
+                                    4 => multiply::<S, 4>(
+                                        weights, scales, biases, count, wide, x, start, batch, acc,
+                                    ),
+                                    5 => multiply::<S, 5>(
+                                        weights, scales, biases, count, wide, x, start, batch, acc,
+                                    ),
+                                    _ => multiply::<S, 6>(
+                                        weights, scales, biases, count, wide, x, start, batch, acc,
+                                    ),
                                 }
                             }
                             done += n;
@@ -243,6 +267,7 @@ unsafe fn multiply<S: Simd, const N: usize>(
     scales: [*const f32; PANELS],
     biases: [*const f32; PANELS],
     groups: usize,
+    wide: bool,
     x: &QuantizedRows,
     start: usize,
     batch: &[u32],
@@ -261,7 +286,7 @@ unsafe fn multiply<S: Simd, const N: usize>(
         };
     }
     // SAFETY: by contract.
-    unsafe { S::multiply::<N>(weights, scales, biases, groups, &tokens) };
+    unsafe { S::multiply::<N>(weights, scales, biases, groups, wide, &tokens) };
 }
 
 /// Weight rows that the f32 form expands and multiplies together.
@@ -381,7 +406,11 @@ unsafe fn expand_row<S: Simd>(w: &MatrixView<'_>, row: usize, to: &mut [f32]) {
             }
             let done = blocks.len() * LANES * 2;
             for (to, from) in rest.iter_mut().zip(data[done..].as_chunks::<2>().0) {
-                *to = if half { f16::from_le_bytes(*from).to_f32() } else { bf16::from_le_bytes(*from).to_f32() };
+                *to = if half {
+                    f16::from_le_bytes(*from).to_f32()
+                } else {
+                    bf16::from_le_bytes(*from).to_f32()
+                };
             }
         }
         Format::Affine4 | Format::Affine8 => {

@@ -22,9 +22,15 @@
 
 pub mod activations;
 pub mod attention;
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
 pub mod delta;
 pub mod f32_ops;
 pub mod matmul;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod portable;
 pub mod simd;
 pub mod tile;
@@ -85,7 +91,10 @@ impl<'a> OutRows<'a> {
     /// No one else may touch `cols` of this row while the slice lives.
     #[allow(clippy::mut_from_ref)]
     pub unsafe fn row(&self, row: usize, cols: std::ops::Range<usize>) -> &'a mut [f32] {
-        assert!(row < self.rows && cols.start <= cols.end && cols.end <= self.cols, "outside the output matrix");
+        assert!(
+            row < self.rows && cols.start <= cols.end && cols.end <= self.cols,
+            "outside the output matrix"
+        );
         // SAFETY: inside the slice that `self` was made of, by the check above; exclusive by contract.
         unsafe { std::slice::from_raw_parts_mut(self.data.add(row * self.stride + cols.start), cols.len()) }
     }

@@ -3,9 +3,7 @@
 use half::{bf16, f16};
 
 use super::simd::{LANES, Simd};
-use super::tile::{
-    Activation, GROUP_BYTES, GROUP_UNITS, PANEL_ROWS, PANELS, Source, TileOps, UNIT_BYTES,
-};
+use super::tile::{Activation, GROUP_BYTES, GROUP_UNITS, PANEL_ROWS, PANELS, Source, TileOps, UNIT_BYTES};
 use lily_model::weights::GROUP_SIZE;
 
 /// Sixteen f32 in an array.
@@ -163,6 +161,7 @@ impl TileOps for Portable {
         scales: [*const f32; PANELS],
         biases: [*const f32; PANELS],
         groups: usize,
+        _wide: bool,
         tokens: &[Activation; N],
     ) {
         for token in tokens {
@@ -170,9 +169,8 @@ impl TileOps for Portable {
                 for group in 0..groups {
                     let mut dots = [0i32; PANEL_ROWS];
                     // SAFETY: a group of unpacked weights is readable by contract.
-                    let weights = unsafe {
-                        std::slice::from_raw_parts(weights.add(group * GROUP_BYTES), GROUP_BYTES)
-                    };
+                    let weights =
+                        unsafe { std::slice::from_raw_parts(weights.add(group * GROUP_BYTES), GROUP_BYTES) };
                     for (unit, weights) in weights.chunks_exact(UNIT_BYTES).enumerate() {
                         // SAFETY: a group's elements are readable by contract.
                         let x = unsafe { unit_activations(token.q.add(group * GROUP_SIZE), unit) };

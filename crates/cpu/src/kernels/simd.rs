@@ -133,12 +133,12 @@ pub(crate) const EXP_LOWEST: f32 = -87.33;
 /// Above this two to the power of the rounded quotient would overflow.
 pub(crate) const EXP_HIGHEST: f32 = 88.37;
 /// ln 2 with its lowest bits cut off, so that small multiples of it are exact.
-pub(crate) const LN2_HIGH: f32 = 0.693_359_375;
+pub(crate) const LN2_HIGH: f32 = 0.693_359_4;
 /// What [`LN2_HIGH`] is short of ln 2.
 pub(crate) const LN2_LOW: f32 = -2.121_944_4e-4;
 /// Cephes `expf`, highest power first: `exp(r) = 1 + r + r^2 p(r)` for `|r| <= ln 2 / 2`.
 pub(crate) const EXP_POLYNOMIAL: [f32; 6] =
-    [1.987_569_1e-4, 1.398_199_9e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 5.000_000_1e-1];
+    [1.987_569_1e-4, 1.398_199_9e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 0.5];
 
 /// A computation that is compiled for every instruction set. `compute` must be `#[inline(always)]`, and so
 /// must everything that it calls, or the vector operations become function calls.
@@ -156,7 +156,24 @@ pub trait Kernel {
 /// Runs `kernel` with `isa`. Panics where the machine lacks it: [`Isa::detect`] never gives such a one.
 #[inline]
 pub fn run<K: Kernel>(isa: Isa, kernel: K) -> K::Output {
+    if isa == Isa::Portable {
+        // SAFETY: plain Rust needs no instruction set.
+        return unsafe { kernel.compute::<Portable>() };
+    }
     assert!(isa.is_available(), "this machine has no {isa}");
-    // SAFETY: plain Rust needs no instruction set.
-    unsafe { kernel.compute::<Portable>() }
+    match isa {
+        // SAFETY: the instruction set was checked above.
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2 => unsafe { super::avx2::enter(kernel) },
+        // SAFETY: the instruction set was checked above.
+        #[cfg(target_arch = "x86_64")]
+        Isa::AvxVnni => unsafe { super::avx2::enter_vnni(kernel) },
+        // SAFETY: the instruction set was checked above.
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512Vnni => unsafe { super::avx512::enter(kernel) },
+        // SAFETY: the instruction set was checked above.
+        #[cfg(target_arch = "aarch64")]
+        Isa::NeonDot => unsafe { super::neon::enter(kernel) },
+        _ => unreachable!("an instruction set of another architecture is never available"),
+    }
 }

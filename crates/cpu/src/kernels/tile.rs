@@ -105,12 +105,14 @@ pub trait TileOps: Copy + Send + Sync + 'static {
     /// ```
     ///
     /// where `dot` is exact. This is the one place where that order is made; all results follow from it.
-    /// `weights`, `scales` and `biases` point to the first group of each panel.
+    /// `weights`, `scales` and `biases` point to the first group of each panel. Where not `wide`, no weight is
+    /// larger than 15.
     unsafe fn multiply<const N: usize>(
         weights: [*const u8; PANELS],
         scales: [*const f32; PANELS],
         biases: [*const f32; PANELS],
         groups: usize,
+        wide: bool,
         tokens: &[Activation; N],
     );
 }

@@ -1,0 +1,377 @@
+//! AVX-512 with VNNI: sixteen f32 in one register, and sixty-four byte products in one instruction.
+
+use std::arch::x86_64::*;
+
+use half::{bf16, f16};
+use lily_model::weights::GROUP_SIZE;
+
+use super::portable::unit_offset;
+use super::simd::{Kernel, LANES, Simd};
+use super::tile::{
+    Activation, GROUP_BYTES, GROUP_UNITS, PANEL_ROWS, PANELS, Source, TILE_ROWS, TileOps, UNIT_BYTES,
+};
+
+/// Runs a kernel compiled for this instruction set.
+///
+/// # Safety
+/// The machine has it.
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+pub(super) unsafe fn enter<K: Kernel>(kernel: K) -> K::Output {
+    // SAFETY: by contract.
+    unsafe { kernel.compute::<Avx512>() }
+}
+
+/// One register of sixteen.
+#[derive(Clone, Copy, Debug)]
+pub struct Avx512;
+
+/// u32 words of a cache line.
+const WORDS: usize = 16;
+
+impl Simd for Avx512 {
+    type F = __m512;
+
+    const ROWS: usize = 16;
+
+    #[inline(always)]
+    unsafe fn splat(value: f32) -> __m512 {
+        // SAFETY: the instruction set is there.
+        unsafe { _mm512_set1_ps(value) }
+    }
+
+    #[inline(always)]
+    unsafe fn load(from: *const f32) -> __m512 {
+        // SAFETY: sixteen elements are readable.
+        unsafe { _mm512_loadu_ps(from) }
+    }
+
+    #[inline(always)]
+    unsafe fn store(to: *mut f32, v: __m512) {
+        // SAFETY: sixteen elements are writable.
+        unsafe { _mm512_storeu_ps(to, v) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_f16(from: *const f16) -> __m512 {
+        // SAFETY: sixteen elements are readable.
+        unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(from.cast())) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_bf16(from: *const bf16) -> __m512 {
+        // SAFETY: sixteen elements are readable.
+        unsafe {
+            let bits = _mm512_cvtepu16_epi32(_mm256_loadu_si256(from.cast()));
+            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(bits))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn add(a: __m512, b: __m512) -> __m512 {
+        // SAFETY: the instruction set is there.
+        unsafe { _mm512_add_ps(a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn sub(a: __m512, b: __m512) -> __m512 {
+        // SAFETY: the instruction set is there.
+        unsafe { _mm512_sub_ps(a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn mul(a: __m512, b: __m512) -> __m512 {
+        // SAFETY: the instruction set is there.
+        unsafe { _mm512_mul_ps(a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn div(a: __m512, b: __m512) -> __m512 {
+        // SAFETY: the instruction set is there.
+        unsafe { _mm512_div_ps(a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn fma(a: __m512, b: __m512, c: __m512) -> __m512 {
+        // SAFETY: the instruction set is there.
+        unsafe { _mm512_fmadd_ps(a, b, c) }
+    }
+
+    #[inline(always)]
+    unsafe fn max(a: __m512, b: __m512) -> __m512 {
+        // SAFETY: the instruction set is there.
+        unsafe { _mm512_max_ps(a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn min(a: __m512, b: __m512) -> __m512 {
+        // SAFETY: the instruction set is there.
+        unsafe { _mm512_min_ps(a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn round(a: __m512) -> __m512 {
+        // SAFETY: the instruction set is there.
+        unsafe { _mm512_roundscale_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(a) }
+    }
+
+    #[inline(always)]
+    unsafe fn exp2_int(n: __m512) -> __m512 {
+        // SAFETY: the instruction set is there.
+        unsafe {
+            let biased = _mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127));
+            _mm512_castsi512_ps(_mm512_slli_epi32::<23>(biased))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn keep_from(x: __m512, limit: f32, v: __m512) -> __m512 {
+        // SAFETY: the instruction set is there.
+        unsafe { _mm512_maskz_mov_ps(_mm512_cmp_ps_mask::<_CMP_GE_OQ>(x, _mm512_set1_ps(limit)), v) }
+    }
+
+    #[inline(always)]
+    unsafe fn sum(v: __m512) -> f32 {
+        // SAFETY: the instruction set is there.
+        unsafe {
+            let eight = _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps::<1>(v));
+            let four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight));
+            let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+            _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)))
+        }
+    }
+
+    /// A tree that adds and transposes at once: each level halves both the vectors and the lanes of each.
+    #[inline(always)]
+    unsafe fn sum_each(v: &[__m512; LANES]) -> __m512 {
+        // SAFETY: the instruction set is there.
+        unsafe {
+            let mut eights = [_mm512_setzero_ps(); 8];
+            // Rows 0, 4, 8, 12, then 1, 5, 9, 13, ...: the order that the last two levels undo.
+            for (i, eight) in eights.iter_mut().enumerate() {
+                let first = (i % 2) * 8 + i / 2;
+                let (a, b) = (v[first], v[first + 4]);
+                *eight =
+                    _mm512_add_ps(_mm512_shuffle_f32x4::<0x44>(a, b), _mm512_shuffle_f32x4::<0xee>(a, b));
+            }
+            let mut fours = [_mm512_setzero_ps(); 4];
+            for (i, four) in fours.iter_mut().enumerate() {
+                let (a, b) = (eights[2 * i], eights[2 * i + 1]);
+                *four = _mm512_add_ps(_mm512_shuffle_f32x4::<0x88>(a, b), _mm512_shuffle_f32x4::<0xdd>(a, b));
+            }
+            let mut twos = [_mm512_setzero_ps(); 2];
+            for (i, two) in twos.iter_mut().enumerate() {
+                let (a, b) = (fours[2 * i], fours[2 * i + 1]);
+                *two = _mm512_add_ps(_mm512_shuffle_ps::<0x44>(a, b), _mm512_shuffle_ps::<0xee>(a, b));
+            }
+            let [a, b] = twos;
+            _mm512_add_ps(_mm512_shuffle_ps::<0x88>(a, b), _mm512_shuffle_ps::<0xdd>(a, b))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn max_lane(v: __m512) -> f32 {
+        // SAFETY: the instruction set is there.
+        unsafe { _mm512_reduce_max_ps(v) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_some(from: *const f32, count: usize, fill: f32) -> __m512 {
+        // SAFETY: `count` elements are readable; masked lanes are not touched.
+        unsafe { _mm512_mask_loadu_ps(_mm512_set1_ps(fill), first_lanes(count), from) }
+    }
+
+    #[inline(always)]
+    unsafe fn store_some(to: *mut f32, count: usize, v: __m512) {
+        // SAFETY: `count` elements are writable; masked lanes are not touched.
+        unsafe { _mm512_mask_storeu_ps(to, first_lanes(count), v) }
+    }
+}
+
+/// A mask of the first `count` lanes, at most sixteen.
+#[inline(always)]
+fn first_lanes(count: usize) -> u16 {
+    ((1u32 << count.min(LANES)) - 1) as u16
+}
+
+/// Columns of a 16x16 matrix of u32 that is given by rows.
+///
+/// # Safety
+/// The instruction set is there.
+#[inline(always)]
+unsafe fn transpose(rows: &[__m512i; WORDS]) -> [__m512i; WORDS] {
+    // SAFETY: by contract.
+    unsafe {
+        let zero = _mm512_setzero_si512();
+        // quads[c][q]: columns c, c + 4, c + 8, c + 12 of rows 4q..4q + 4, a quarter of the register each.
+        let mut quads = [[zero; 4]; 4];
+        for q in 0..4 {
+            let (a, b, c, d) = (rows[4 * q], rows[4 * q + 1], rows[4 * q + 2], rows[4 * q + 3]);
+            let (ab, ab_high) = (_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
+            let (cd, cd_high) = (_mm512_unpacklo_epi32(c, d), _mm512_unpackhi_epi32(c, d));
+            quads[0][q] = _mm512_unpacklo_epi64(ab, cd);
+            quads[1][q] = _mm512_unpackhi_epi64(ab, cd);
+            quads[2][q] = _mm512_unpacklo_epi64(ab_high, cd_high);
+            quads[3][q] = _mm512_unpackhi_epi64(ab_high, cd_high);
+        }
+        let mut columns = [zero; WORDS];
+        for (c, [a, b, p, q]) in quads.into_iter().enumerate() {
+            let (even, odd) = (_mm512_shuffle_i32x4::<0x88>(a, b), _mm512_shuffle_i32x4::<0xdd>(a, b));
+            let (even_2, odd_2) = (_mm512_shuffle_i32x4::<0x88>(p, q), _mm512_shuffle_i32x4::<0xdd>(p, q));
+            columns[c] = _mm512_shuffle_i32x4::<0x88>(even, even_2);
+            columns[c + 4] = _mm512_shuffle_i32x4::<0x88>(odd, odd_2);
+            columns[c + 8] = _mm512_shuffle_i32x4::<0xdd>(even, even_2);
+            columns[c + 12] = _mm512_shuffle_i32x4::<0xdd>(odd, odd_2);
+        }
+        columns
+    }
+}
+
+/// Byte `at` and the 63 after it of every row, or half of them where `half`; the cache is asked for `ahead`.
+///
+/// # Safety
+/// Those bytes of the rows that exist are readable, and the instruction set is there.
+#[inline(always)]
+unsafe fn lines(from: &Source, at: usize, half: bool, ahead: usize) -> [__m512i; WORDS] {
+    // SAFETY: by contract; a prefetch touches nothing.
+    unsafe {
+        let mut rows = [_mm512_setzero_si512(); WORDS];
+        for (row, line) in rows.iter_mut().enumerate() {
+            let place = from.row(row).add(at);
+            *line = if half {
+                _mm512_zextsi256_si512(_mm256_loadu_si256(place.cast()))
+            } else {
+                _mm512_loadu_si512(place.cast())
+            };
+            if ahead > 0 {
+                _mm_prefetch::<_MM_HINT_T0>(place.wrapping_add(ahead).cast());
+            }
+        }
+        rows
+    }
+}
+
+impl TileOps for Avx512 {
+    const TOKENS: usize = 6;
+
+    #[inline(always)]
+    unsafe fn unpack_4(from: Source, groups: usize, ahead: usize, to: *mut u8) {
+        const LINE_GROUPS: usize = 2;
+        // SAFETY: `groups` groups of each row are readable and their units writable, by contract.
+        unsafe {
+            let low = _mm512_set1_epi8(15);
+            for group in (0..groups).step_by(LINE_GROUPS) {
+                let half = group + 1 == groups;
+                let words = transpose(&lines(&from, group * GROUP_SIZE / 2, half, ahead));
+                let to = to.add(group * GROUP_BYTES);
+                for (j, word) in words.into_iter().enumerate().take(if half { WORDS / 2 } else { WORDS }) {
+                    let evens = _mm512_and_si512(word, low);
+                    let odds = _mm512_and_si512(_mm512_srli_epi16::<4>(word), low);
+                    _mm512_storeu_si512(to.add(2 * j * UNIT_BYTES).cast(), evens);
+                    _mm512_storeu_si512(to.add((2 * j + 1) * UNIT_BYTES).cast(), odds);
+                }
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn unpack_8(from: Source, groups: usize, ahead: usize, to: *mut u8) {
+        // SAFETY: `groups` groups of each row are readable and their units writable, by contract.
+        unsafe {
+            let apart = _mm512_set4_epi32(0x0f0d_0e0c, 0x0b09_0a08, 0x0705_0604, 0x0301_0200);
+            for group in 0..groups {
+                let words = transpose(&lines(&from, group * GROUP_SIZE, false, ahead));
+                let to = to.add(group * GROUP_BYTES);
+                for (j, [a, b]) in words.as_chunks::<2>().0.iter().enumerate() {
+                    // Two evens, then two odds, of each word.
+                    let (a, b) = (_mm512_shuffle_epi8(*a, apart), _mm512_shuffle_epi8(*b, apart));
+                    const HIGH: u32 = 0xaaaa_aaaa;
+                    let evens = _mm512_mask_blend_epi16(HIGH, a, _mm512_slli_epi32::<16>(b));
+                    let odds = _mm512_mask_blend_epi16(HIGH, _mm512_srli_epi32::<16>(a), b);
+                    _mm512_storeu_si512(to.add(2 * j * UNIT_BYTES).cast(), evens);
+                    _mm512_storeu_si512(to.add((2 * j + 1) * UNIT_BYTES).cast(), odds);
+                }
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn unpack_scales(from: Source, groups: usize, to: *mut f32) {
+        // SAFETY: `groups` bf16 of each row are readable (others are masked) and their lanes writable.
+        unsafe {
+            let mask = ((1u64 << groups) - 1) as u32;
+            let mut rows = [_mm512_setzero_si512(); WORDS];
+            for (row, line) in rows.iter_mut().enumerate() {
+                *line = _mm512_maskz_loadu_epi16(mask, from.row(row).cast());
+            }
+            let high = _mm512_set1_epi32(0xffff_0000_u32 as i32);
+            for (j, pair) in transpose(&rows).into_iter().enumerate() {
+                if 2 * j >= groups {
+                    break;
+                }
+                let to = to.add(2 * j * PANEL_ROWS);
+                _mm512_storeu_ps(to, _mm512_castsi512_ps(_mm512_slli_epi32::<16>(pair)));
+                if 2 * j + 1 < groups {
+                    _mm512_storeu_ps(to.add(PANEL_ROWS), _mm512_castsi512_ps(_mm512_and_si512(pair, high)));
+                }
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn multiply<const N: usize>(
+        weights: [*const u8; PANELS],
+        scales: [*const f32; PANELS],
+        biases: [*const f32; PANELS],
+        groups: usize,
+        _wide: bool,
+        tokens: &[Activation; N],
+    ) {
+        // With few tokens the dot products of one chain would wait for each other.
+        const CHAINS: usize = 2;
+        // SAFETY: all pointers are good for `groups` groups and [`TILE_ROWS`] sums, by contract.
+        unsafe {
+            let mut acc = [[_mm512_setzero_ps(); PANELS]; N];
+            for (acc, token) in acc.iter_mut().zip(tokens) {
+                for (p, acc) in acc.iter_mut().enumerate() {
+                    *acc = _mm512_loadu_ps(token.acc.add(p * PANEL_ROWS));
+                }
+            }
+            for group in 0..groups {
+                let mut dots = [[[_mm512_setzero_si512(); PANELS]; N]; CHAINS];
+                for unit in 0..GROUP_UNITS {
+                    let chain = if N <= 2 { unit % CHAINS } else { 0 };
+                    let at = group * GROUP_BYTES + unit * UNIT_BYTES;
+                    let w = weights.map(|weights| _mm512_loadu_si512(weights.add(at).cast()));
+                    for t in 0..N {
+                        let x = tokens[t].q.add(group * GROUP_SIZE + unit_offset(unit));
+                        let x = _mm512_set1_epi32(x.cast::<i32>().read_unaligned());
+                        for p in 0..PANELS {
+                            dots[chain][t][p] = _mm512_dpbusd_epi32(dots[chain][t][p], w[p], x);
+                        }
+                    }
+                }
+                for p in 0..PANELS {
+                    let scale = _mm512_loadu_ps(scales[p].add(group * PANEL_ROWS));
+                    let bias = _mm512_loadu_ps(biases[p].add(group * PANEL_ROWS));
+                    for t in 0..N {
+                        let dot = if N <= 2 {
+                            _mm512_add_epi32(dots[0][t][p], dots[1][t][p])
+                        } else {
+                            dots[0][t][p]
+                        };
+                        let both = _mm512_mul_ps(scale, _mm512_set1_ps(*tokens[t].scales.add(group)));
+                        let sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), both, acc[t][p]);
+                        acc[t][p] = _mm512_fmadd_ps(bias, _mm512_set1_ps(*tokens[t].sums.add(group)), sum);
+                    }
+                }
+            }
+            for (acc, token) in acc.iter().zip(tokens) {
+                for (p, acc) in acc.iter().enumerate() {
+                    _mm512_storeu_ps(token.acc.add(p * PANEL_ROWS), *acc);
+                }
+            }
+        }
+    }
+}
+
+const _: () = assert!(TILE_ROWS == PANELS * LANES && PANEL_ROWS == LANES);
