@@ -192,6 +192,7 @@ case("arguments of every kind", [
     })]),
     tool("ok"),
 ], [BOOKING])
+case("arguments as a list", [ASK, assistant("", tool_calls=[call("get_weather", ["Köln"])]), tool("12")], [WEATHER])
 case("arguments as JSON text", [ASK, assistant("", tool_calls=[call("get_weather", "{\"city\": \"Köln\"}")]), tool("12")], [WEATHER])
 
 case("reasoning in its own field", [user("1+1?"), assistant("2", reasoning_content=" easy \n")], add_generation_prompt=False)
@@ -261,6 +262,7 @@ SNIPPETS = [
     "{% for k, v in nested | items %}{{ k }};{% endfor %}{% for k, v in missing | items %}{{ k }};{% endfor %}",
     "{{ 'x' | items | list }}",
     "{{ none | items | list }}",
+    "{{ people | items | list }}",
     "{% for x in [nested, people, 'text', 1, 1.5, true, none, missing, people[::-1]] %}{{ x is mapping }},{{ x is sequence }},{{ x is iterable }},{{ x is string }},{{ x is number }},{{ x is none }},{{ x is defined }},{{ x is undefined }};{% endfor %}",
     "{{ true is boolean }}{{ 1 is integer }}{{ true is true }}{{ 1.0 is float }}{{ 3 is odd }}{{ 'a' is in 'abc' }}{{ 2 is in [1, 2] }}{{ 1 == 1.0 }}{{ 1 == true }}",
     "{% set ns = namespace(n=0, seen=[]) %}{% for p in people %}{% set ns.n = ns.n + 1 %}{% if p.age is defined %}{% set ns.seen = ns.seen + [p.name] %}{% endif %}{% endfor %}{{ ns.n }}{{ ns.seen | tojson }}",
