@@ -12,17 +12,23 @@ use lily_engine::backend::{
 use lily_model::geometry::Geometry;
 use lily_model::weights::Weights;
 
+use crate::fast::Machine;
+use crate::fast_pass::FastPass;
 use crate::isa::Isa;
+use crate::kernels::simd::LANES;
 use crate::kv_cache::KvFormat;
 use crate::memory::{Meter, grow, zeroed};
+use crate::pool::{ThreadPool, physical_cores};
 use crate::reference_pass;
 use crate::segment::Segment;
 use crate::sequence::Sequence;
+use crate::stages::attn_core::MAX_GROUP;
+use crate::stages::delta_core::MAX_TAPS;
 use crate::stages::sample;
 
 /// Tokens that go through the layers at once in prefill: enough for each expert to serve several tokens per
 /// reading of its weights, few enough to bound the scratch memory.
-const PREFILL_CHUNK: usize = 512;
+pub const PREFILL_CHUNK: usize = 512;
 
 /// The arithmetic of the pass.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -54,10 +60,16 @@ impl Default for CpuOptions {
     }
 }
 
+/// The programs that a pass can be.
+enum Path {
+    Reference,
+    Fast(Box<FastPass>),
+}
+
 /// The model on the CPU.
 pub struct CpuBackend {
     weights: Weights,
-    numerics: Numerics,
+    path: Path,
     context_limit: usize,
     meter: Meter,
     sequences: HashMap<SequenceId, Sequence>,
@@ -69,9 +81,21 @@ pub struct CpuBackend {
 impl CpuBackend {
     /// Prepares to run `weights`, which stay where they are mapped.
     pub fn new(weights: Weights, options: CpuOptions) -> Result<CpuBackend, BackendError> {
+        check(&weights.geometry)?;
+        let path = match options.numerics {
+            Numerics::F32 => Path::Reference,
+            Numerics::Int8 => {
+                let isa = options.isa.unwrap_or_else(Isa::detect);
+                if !isa.is_available() {
+                    return Err(BackendError::Device(format!("this CPU does not have {isa}")));
+                }
+                let pool = ThreadPool::new(options.threads.unwrap_or_else(physical_cores));
+                Path::Fast(Box::new(FastPass::new(Machine { pool, isa }, &weights)))
+            }
+        };
         Ok(CpuBackend {
             context_limit: options.ctx_len.min(weights.geometry.max_context),
-            numerics: options.numerics,
+            path,
             meter: Meter::default(),
             sequences: HashMap::new(),
             snapshots: HashMap::new(),
@@ -92,9 +116,17 @@ impl CpuBackend {
     }
 
     fn kv_format(&self) -> KvFormat {
-        match self.numerics {
-            Numerics::Int8 => KvFormat::F32,
-            Numerics::F32 => KvFormat::F32,
+        match self.path {
+            Path::Fast(_) => KvFormat::F16,
+            Path::Reference => KvFormat::F32,
+        }
+    }
+
+    /// Makes room for passes of up to `rows` rows, so that [`CpuBackend::forward`] cannot fail.
+    fn reserve(&mut self, rows: usize, wanted: usize) -> Result<(), BackendError> {
+        match &mut self.path {
+            Path::Fast(fast) => fast.reserve(&self.weights, rows, wanted),
+            Path::Reference => Ok(()),
         }
     }
 
@@ -122,11 +154,16 @@ impl CpuBackend {
         wanted: &[usize],
         logits: &mut [f32],
     ) {
-        let hidden = self.weights.geometry.hidden;
-        let x = reference_pass::forward(&self.weights, segments, tokens);
-        let rows: Vec<f32> =
-            wanted.iter().flat_map(|&row| &x[row * hidden..(row + 1) * hidden]).copied().collect();
-        reference_pass::logits(&self.weights, &rows, logits);
+        match &mut self.path {
+            Path::Fast(fast) => fast.forward(&self.weights, segments, tokens, wanted, logits),
+            Path::Reference => {
+                let x = reference_pass::forward(&self.weights, segments, tokens);
+                let rows = x.chunks_exact(self.weights.geometry.hidden).enumerate();
+                let rows: Vec<f32> =
+                    rows.filter(|(row, _)| wanted.contains(row)).flat_map(|(_, x)| x).copied().collect();
+                reference_pass::logits(&self.weights, &rows, logits);
+            }
+        }
         for segment in segments {
             segment.sequence.length += segment.rows.len();
         }
@@ -148,6 +185,8 @@ impl CpuBackend {
             Want::AllLogits => tokens.len(),
         };
         let mut logits = zeroed("logits", logit_rows.saturating_mul(vocab))?;
+        let rows = tokens.len().min(PREFILL_CHUNK);
+        self.reserve(rows, logit_rows.min(rows))?;
         sequence.reserve(tokens.len(), &self.meter)?;
 
         let first_wanted = tokens.len() - logit_rows;
@@ -201,6 +240,7 @@ impl CpuBackend {
             let logits = zeroed("logits", rows * vocab)?;
             outputs.push(StepOutput { sequence: step.sequence, token: None, logits });
         }
+        self.reserve(steps.len(), wanted.len())?;
         for index in 0..sequences.len() {
             if let Err(error) = sequences[index].reserve(1, &self.meter) {
                 sequences[..index].iter_mut().for_each(Sequence::release_unused);
@@ -239,6 +279,34 @@ impl CpuBackend {
     }
 }
 
+/// Refuses what the fast forms have no room for; the reference refuses the same, so that both run the same models.
+fn check(geometry: &Geometry) -> Result<(), BackendError> {
+    let Geometry { attention, delta, moe, .. } = geometry;
+    let is_vectors = |elements: usize| elements > 0 && elements.is_multiple_of(LANES);
+    let limits = [
+        (is_vectors(attention.head_dim), "attention heads of a multiple of 16 elements"),
+        (
+            is_vectors(delta.key_dim) && is_vectors(delta.value_dim),
+            "DeltaNet heads of a multiple of 16 elements",
+        ),
+        ((2..=MAX_TAPS).contains(&delta.conv_width), "a convolution of 2 to 8 taps"),
+        (
+            attention.heads.is_multiple_of(attention.kv_heads),
+            "the same number of query heads for each KV head",
+        ),
+        (attention.heads / attention.kv_heads <= MAX_GROUP, "at most 32 query heads for each KV head"),
+        (
+            delta.value_heads.is_multiple_of(delta.key_heads),
+            "the same number of value heads for each key head",
+        ),
+        (moe.top_k >= 1 && moe.top_k <= moe.experts, "between one and all experts for each token"),
+    ];
+    match limits.iter().find(|(holds, _)| !holds) {
+        Some((_, what)) => Err(BackendError::Device(format!("the CPU backend needs {what}"))),
+        None => Ok(()),
+    }
+}
+
 fn unknown_sequence(id: SequenceId) -> BackendError {
     BackendError::Unknown(format!("sequence {}", id.0))
 }
@@ -249,7 +317,13 @@ impl Backend for CpuBackend {
     }
 
     fn description(&self) -> String {
-        format!("CPU, {:?}", self.numerics)
+        match &self.path {
+            Path::Fast(fast) => {
+                let Machine { pool, isa } = fast.machine();
+                format!("CPU, int8 on {isa}, {} threads", pool.threads())
+            }
+            Path::Reference => "CPU, plain f32 reference".into(),
+        }
     }
 
     fn context_limit(&self) -> usize {

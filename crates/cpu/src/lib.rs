@@ -27,7 +27,10 @@
 //! forms together and reads like the model; [`backend`], which keeps the sequences; then `kernels`.
 
 pub mod backend;
+pub mod fast;
+pub mod fast_pass;
 pub mod isa;
+pub mod kernels;
 pub mod kv_cache;
 pub mod memory;
 pub mod plain;
@@ -36,5 +39,6 @@ pub mod reference_pass;
 pub mod segment;
 pub mod sequence;
 pub mod stages;
+pub mod workspace;
 
 pub use backend::{CpuBackend, CpuOptions, Numerics};

@@ -52,7 +52,7 @@ fn delta_layer(
     let mut core = vec![0.0; tokens * width];
     for Segment { sequence, rows } in segments {
         let of = |width: usize| rows.start * width..rows.end * width;
-        let state = sequence.layers[index].delta();
+        let state = sequence.layers[index].delta_mut();
         delta_core::reference(
             delta,
             mixer,
@@ -83,25 +83,17 @@ fn attention_layer(
     let tokens = x.len() / geometry.hidden;
     let (width, kv_width) = (attention.heads * attention.head_dim, attention.kv_heads * attention.head_dim);
     let mut angles = vec![0.0; tokens * attention.rotary_dim];
-    for Segment { sequence, rows } in segments.iter() {
-        for (offset, row) in rows.clone().enumerate() {
-            let out = &mut angles[row * attention.rotary_dim..(row + 1) * attention.rotary_dim];
-            attn_in::rotary_angles(attention, sequence.length + offset, out);
-        }
-    }
+    attn_in::rotary_angles_of(attention, segments, &mut angles);
     let (mut q, mut gate) = (vec![0.0; tokens * width], vec![0.0; tokens * width]);
     let (mut k, mut v) = (vec![0.0; tokens * kv_width], vec![0.0; tokens * kv_width]);
     let projections = attn_in::Projections { q: &mut q, gate: &mut gate, k: &mut k, v: &mut v };
     attn_in::reference(attention, mixer, &layer.input_norm, geometry.rms_eps, x, &angles, projections);
 
+    attn_in::write_cache(attention, index, segments, &k, &v);
     let mut core = vec![0.0; tokens * width];
-    for Segment { sequence, rows } in segments {
+    for Segment { sequence, rows } in segments.iter() {
         let start = sequence.length;
         let cache = sequence.layers[index].attention();
-        for (offset, row) in rows.clone().enumerate() {
-            let kv = row * kv_width..(row + 1) * kv_width;
-            cache.write(start + offset, &k[kv.clone()], &v[kv]);
-        }
         for (offset, row) in rows.clone().enumerate() {
             let range = row * width..(row + 1) * width;
             attn_core::reference(

@@ -49,7 +49,7 @@ pub enum LayerState {
 
 impl LayerState {
     /// The state of a Gated DeltaNet layer. Panics on the other kind.
-    pub fn delta(&mut self) -> &mut DeltaState {
+    pub fn delta_mut(&mut self) -> &mut DeltaState {
         match self {
             LayerState::Delta(state) => state,
             LayerState::Attention(_) => unreachable!("layer kinds come from one geometry"),
@@ -57,7 +57,15 @@ impl LayerState {
     }
 
     /// The cache of an attention layer. Panics on the other kind.
-    pub fn attention(&mut self) -> &mut KvCache {
+    pub fn attention(&self) -> &KvCache {
+        match self {
+            LayerState::Attention(cache) => cache,
+            LayerState::Delta(_) => unreachable!("layer kinds come from one geometry"),
+        }
+    }
+
+    /// As [`LayerState::attention`], to be written.
+    pub fn attention_mut(&mut self) -> &mut KvCache {
         match self {
             LayerState::Attention(cache) => cache,
             LayerState::Delta(_) => unreachable!("layer kinds come from one geometry"),

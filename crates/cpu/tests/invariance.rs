@@ -40,7 +40,7 @@ fn a_prompt_longer_than_the_internal_chunk_is_cut_without_a_trace() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 12, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 6, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn any_cuts_and_any_threads_give_the_same_bits(

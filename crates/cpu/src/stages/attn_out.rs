@@ -2,6 +2,7 @@
 
 use lily_model::weights::AttentionWeights;
 
+use crate::fast::{Activations, Machine, project_onto};
 use crate::plain::linear;
 
 /// Plain form: `core` is `[tokens, heads * head_dim]`, `x` the residual stream `[tokens, hidden]`.
@@ -14,4 +15,15 @@ pub fn reference(weights: &AttentionWeights, core: &[f32], x: &mut [f32]) {
         |t| &core[t * cols..(t + 1) * cols],
         |row, t, value| x[t * rows + row] += value,
     );
+}
+
+/// Fast form; `product` is scratch of the shape of `x`.
+pub fn fast(
+    machine: &Machine,
+    weights: &AttentionWeights,
+    core: &Activations,
+    product: &mut [f32],
+    x: &mut [f32],
+) {
+    project_onto(machine, core, weights.o_proj.view(), product, x);
 }

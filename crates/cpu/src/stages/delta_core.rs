@@ -8,7 +8,13 @@
 use lily_model::geometry::DeltaGeometry;
 use lily_model::weights::DeltaWeights;
 
+use crate::fast::{Activations, Machine, silu_gate};
+use crate::isa::Isa;
+use crate::kernels::OutRows;
+use crate::kernels::delta::{DeltaTokens, Strided, delta_rule};
+use crate::kernels::f32_ops;
 use crate::plain::{add_scaled, dot, rms_norm_in_place, sigmoid, silu, softplus};
+use crate::segment::Segment;
 
 /// Added to the sum of squares before queries and keys are scaled to length one.
 pub const L2_EPS: f32 = 1e-6;
@@ -119,5 +125,214 @@ fn recur(
         let delta = (value - dot(row, key)) * write_strength;
         add_scaled(row, delta, key);
         *out = dot(row, query);
+    }
+}
+
+/// Most taps of a convolution that the fast form takes.
+pub const MAX_TAPS: usize = 8;
+/// Tokens that a task convolves before their states are advanced: their q, k and v stay in the L2 cache.
+const TOKEN_BLOCK: usize = 64;
+
+/// The checkpoint's taps `[conv_channels, conv_width]` as the fast form reads them: for each head of q, k and v
+/// in turn `[conv_width, head elements]`.
+pub fn taps_by_head(taps: &[f32], geometry: &DeltaGeometry) -> Vec<f32> {
+    let width = geometry.conv_width;
+    let mut by_head = Vec::with_capacity(taps.len());
+    let heads = std::iter::repeat_n(geometry.key_dim, 2 * geometry.key_heads)
+        .chain(std::iter::repeat_n(geometry.value_dim, geometry.value_heads));
+    let mut first = 0;
+    for elements in heads {
+        for age in 0..width {
+            by_head.extend((first..first + elements).map(|channel| taps[channel * width + age]));
+        }
+        first += elements;
+    }
+    by_head
+}
+
+/// The weights of the fast form.
+#[derive(Clone, Copy)]
+pub struct FastWeights<'a> {
+    /// As the checkpoint has them.
+    pub weights: &'a DeltaWeights,
+    /// See [`taps_by_head`].
+    pub taps: &'a [f32],
+    /// Epsilon of the gated norm.
+    pub eps: f32,
+}
+
+/// What one sequence brings to a pass.
+struct Work<'a> {
+    rows: std::ops::Range<usize>,
+    /// Row h: the states of the value heads that read key head h.
+    states: OutRows<'a>,
+    tail: &'a [f32],
+}
+
+/// Fast form for all sequences of a pass: one task per sequence and key head convolves, normalises and runs the
+/// recurrence for the value heads that read it.
+///
+/// Advances the states of layer `layer` in `segments`; `recalled` `[rows, value_width]` is scratch, `out`
+/// `[rows, value_width]` the result.
+#[allow(clippy::too_many_arguments, reason = "one argument per tensor of the stage")]
+pub fn fast(
+    machine: &Machine,
+    geometry: &DeltaGeometry,
+    weights: FastWeights<'_>,
+    inputs: Inputs<'_>,
+    layer: usize,
+    segments: &mut [Segment<'_>],
+    recalled: &mut [f32],
+    out: &mut Activations,
+) {
+    let width = geometry.value_width();
+    let per_key_head = geometry.state_elements() / geometry.key_heads;
+    let work: Vec<Work<'_>> = segments
+        .iter_mut()
+        .map(|Segment { sequence, rows }| {
+            let state = sequence.layers[layer].delta_mut();
+            let states = OutRows::new(&mut state.recurrent, per_key_head);
+            Work { rows: rows.clone(), states, tail: &state.tail }
+        })
+        .collect();
+    let recalled_rows = OutRows::new(&mut *recalled, width);
+    machine.pool.for_each(work.len() * geometry.key_heads, |task| {
+        let work = &work[task / geometry.key_heads];
+        // SAFETY: each sequence's key head, its states and its columns of the result are one task's.
+        unsafe {
+            advance(machine.isa, geometry, weights, inputs, work, task % geometry.key_heads, recalled_rows)
+        };
+    });
+    for Segment { sequence, rows } in segments {
+        let channels = geometry.conv_channels();
+        let tail = &mut sequence.layers[layer].delta_mut().tail;
+        move_tail(tail, &inputs.qkv[rows.start * channels..rows.end * channels]);
+    }
+    let recalled = &*recalled;
+    out.fill(machine, |row, out| {
+        let heads = out.chunks_exact_mut(geometry.value_dim).enumerate();
+        for (head, out) in heads {
+            let range =
+                row * width + head * geometry.value_dim..row * width + (head + 1) * geometry.value_dim;
+            f32_ops::rms_norm(machine.isa, &recalled[range.clone()], &weights.weights.norm, weights.eps, out);
+            silu_gate(machine.isa, &inputs.z[range], out);
+        }
+    });
+}
+
+/// `tail` becomes the last rows of itself followed by `inputs`.
+fn move_tail(tail: &mut [f32], inputs: &[f32]) {
+    if inputs.len() >= tail.len() {
+        tail.copy_from_slice(&inputs[inputs.len() - tail.len()..]);
+    } else {
+        tail.copy_within(inputs.len().., 0);
+        let kept = tail.len() - inputs.len();
+        tail[kept..].copy_from_slice(inputs);
+    }
+}
+
+/// The buffers of one task: q, k, v, decays and write strengths of [`TOKEN_BLOCK`] tokens.
+type Scratch = [Vec<f32>; 5];
+
+thread_local! {
+    static SCRATCH: std::cell::RefCell<Scratch> = const { std::cell::RefCell::new([const { Vec::new() }; 5]) };
+}
+
+/// One key head of one sequence, all its tokens.
+///
+/// # Safety
+/// This call alone touches the states of `key_head` and the columns of its value heads in `recalled`.
+unsafe fn advance(
+    isa: Isa,
+    geometry: &DeltaGeometry,
+    weights: FastWeights<'_>,
+    inputs: Inputs<'_>,
+    work: &Work<'_>,
+    key_head: usize,
+    recalled: OutRows<'_>,
+) {
+    let (key_dim, value_dim) = (geometry.key_dim, geometry.value_dim);
+    let ratio = geometry.value_heads / geometry.key_heads;
+    let first_value_head = key_head * ratio;
+    let key_width = geometry.key_heads * key_dim;
+    let heads = geometry.value_heads;
+    let mut scratch = SCRATCH.take();
+    let [queries, keys, values, decays, strengths] = &mut scratch;
+    for (buffer, width) in [
+        (&mut *queries, key_dim),
+        (keys, key_dim),
+        (values, ratio * value_dim),
+        (decays, ratio),
+        (strengths, ratio),
+    ] {
+        buffer.resize(TOKEN_BLOCK * width, 0.0);
+    }
+    let [queries, keys, values, decays, strengths] = &mut scratch;
+    let conv = Convolution { geometry, taps: weights.taps, inputs: inputs.qkv, work };
+    for start in (0..work.rows.len()).step_by(TOKEN_BLOCK) {
+        let tokens = TOKEN_BLOCK.min(work.rows.len() - start);
+        for t in 0..tokens {
+            let token = start + t;
+            let query = &mut queries[t * key_dim..(t + 1) * key_dim];
+            conv.head(isa, token, key_head * key_dim, query);
+            let factor = 1.0 / (key_dim as f32).sqrt();
+            f32_ops::scale(isa, factor / (f32_ops::dot(isa, query, query) + L2_EPS).sqrt(), query);
+            let key = &mut keys[t * key_dim..(t + 1) * key_dim];
+            conv.head(isa, token, key_width + key_head * key_dim, key);
+            f32_ops::scale(isa, 1.0 / (f32_ops::dot(isa, key, key) + L2_EPS).sqrt(), key);
+            for i in 0..ratio {
+                let head = first_value_head + i;
+                let value = &mut values[(t * ratio + i) * value_dim..(t * ratio + i + 1) * value_dim];
+                conv.head(isa, token, 2 * key_width + head * value_dim, value);
+                let at = (work.rows.start + token) * heads + head;
+                let w = weights.weights;
+                decays[t * ratio + i] = decay(inputs.a[at], w.a_log[head], w.dt_bias[head]);
+                strengths[t * ratio + i] = sigmoid(inputs.b[at]);
+            }
+        }
+        for i in 0..ratio {
+            let per_head = value_dim * key_dim;
+            // SAFETY: by contract.
+            let state = unsafe { work.states.row(key_head, i * per_head..(i + 1) * per_head) };
+            let tokens = DeltaTokens {
+                tokens,
+                queries: Strided { data: queries, stride: key_dim },
+                keys: Strided { data: keys, stride: key_dim },
+                values: Strided { data: &values[i * value_dim..], stride: ratio * value_dim },
+                decays: Strided { data: &decays[i..], stride: ratio },
+                write_strengths: Strided { data: &strengths[i..], stride: ratio },
+            };
+            let out = recalled.from_row(work.rows.start + start);
+            // SAFETY: by contract.
+            unsafe { delta_rule(isa, key_dim, state, &tokens, out, (first_value_head + i) * value_dim) };
+        }
+    }
+    SCRATCH.set(scratch);
+}
+
+/// The convolution of one sequence's rows.
+struct Convolution<'a> {
+    geometry: &'a DeltaGeometry,
+    taps: &'a [f32],
+    inputs: &'a [f32],
+    work: &'a Work<'a>,
+}
+
+impl Convolution<'_> {
+    /// Channels `first..first + out.len()`, one head, of the sequence's row `token`.
+    fn head(&self, isa: Isa, token: usize, first: usize, out: &mut [f32]) {
+        let (width, channels) = (self.geometry.conv_width, self.geometry.conv_channels());
+        let past = width - 1;
+        let mut rows = [&[][..]; MAX_TAPS];
+        for (age, row) in rows[..width].iter_mut().enumerate() {
+            let at = token + age;
+            *row = if at < past {
+                &self.work.tail[at * channels + first..][..out.len()]
+            } else {
+                &self.inputs[(self.work.rows.start + at - past) * channels + first..][..out.len()]
+            };
+        }
+        let taps = &self.taps[first * width..(first + out.len()) * width];
+        f32_ops::conv_silu(isa, taps, &rows[..width], out);
     }
 }

@@ -5,7 +5,8 @@
 
 use lily_model::weights::DeltaWeights;
 
-use crate::plain::{norm_rows, project};
+use crate::fast::{Activations, Machine, Precision, Projection, project};
+use crate::plain::{norm_rows, project as project_plain};
 
 /// What the stage hands to `delta_core`; every buffer is `[tokens, width]`.
 pub struct Projections<'a> {
@@ -22,8 +23,32 @@ pub struct Projections<'a> {
 /// Plain form: `x` is the residual stream `[tokens, hidden]`, `norm` the layer's input norm.
 pub fn reference(weights: &DeltaWeights, norm: &[f32], eps: f32, x: &[f32], out: Projections<'_>) {
     let normed = norm_rows(x, norm, eps);
-    project(&weights.in_proj_qkv.view(), &normed, out.qkv);
-    project(&weights.in_proj_z.view(), &normed, out.z);
-    project(&weights.in_proj_b.view(), &normed, out.b);
-    project(&weights.in_proj_a.view(), &normed, out.a);
+    project_plain(&weights.in_proj_qkv.view(), &normed, out.qkv);
+    project_plain(&weights.in_proj_z.view(), &normed, out.z);
+    project_plain(&weights.in_proj_b.view(), &normed, out.b);
+    project_plain(&weights.in_proj_a.view(), &normed, out.a);
+}
+
+/// Fast form: all four projections share one fork. `normed` is scratch of the shape of `x`.
+pub fn fast(
+    machine: &Machine,
+    weights: &DeltaWeights,
+    norm: &[f32],
+    eps: f32,
+    x: &[f32],
+    normed: &mut Activations,
+    out: Projections<'_>,
+) {
+    normed.norm(machine, x, norm, eps);
+    let int8 = |matrix, out| Projection { matrix, out, precision: Precision::Int8 };
+    project(
+        machine,
+        normed,
+        [
+            int8(weights.in_proj_qkv.view(), out.qkv),
+            int8(weights.in_proj_z.view(), out.z),
+            int8(weights.in_proj_b.view(), out.b),
+            int8(weights.in_proj_a.view(), out.a),
+        ],
+    );
 }

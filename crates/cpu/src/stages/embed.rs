@@ -1,7 +1,7 @@
 //! `embed`: token ids to rows of the embedding table.
 //!
 //! The table is read in place; one row per token is expanded to f32. There is nothing to gain from a second
-//! form: the reference form is the only one.
+//! form: the plain one is the only one.
 
 use lily_model::weights::MatrixView;
 

@@ -3,8 +3,10 @@
 use lily_model::geometry::MoeGeometry;
 use lily_model::weights::MoeWeights;
 
+use crate::fast::{Activations, Machine};
+use crate::kernels::OutRows;
 use crate::plain::linear;
-use crate::stages::moe_route::Choice;
+use crate::stages::moe_route::{Choice, Routing};
 use crate::stages::moe_up::slots_of;
 
 /// Plain form: `routed` `[tokens, top_k, expert_width]` and `shared` `[tokens, shared_width]` come from
@@ -44,4 +46,70 @@ pub fn reference(
     for (x, sum) in x.iter_mut().zip(&sum) {
         *x += sum;
     }
+}
+
+/// Weight rows of every expert that one task of the fast form multiplies.
+const TASK_ROWS: usize = 64;
+/// Tokens of an expert whose products are held before they are added.
+pub const TOKEN_BLOCK: usize = 96;
+/// Elements between the rows of `products` beyond `hidden`, so that they do not meet in one set of the cache.
+const PADDING: usize = 16;
+
+/// Elements of the scratch that [`fast`] needs.
+pub fn scratch_elements(hidden: usize) -> usize {
+    TOKEN_BLOCK * (hidden + PADDING)
+}
+
+/// Fast form: each task owns some columns of the residual stream and adds all experts to them, so that there
+/// is one fork, no list of products to sum afterwards, and one order: by expert, the shared one last.
+///
+/// `products` is scratch of [`scratch_elements`].
+pub fn fast(
+    machine: &Machine,
+    weights: &MoeWeights,
+    routing: &Routing,
+    routed: &Activations,
+    shared: &Activations,
+    products: &mut [f32],
+    x: &mut [f32],
+) {
+    let hidden = weights.down_proj.rows;
+    let products = OutRows::with_stride(products, hidden, hidden + PADDING);
+    let x = OutRows::new(x, hidden);
+    let tokens = routing.shared.len();
+    machine.pool.for_each(hidden.div_ceil(TASK_ROWS), |task| {
+        let rows = task * TASK_ROWS..hidden.min((task + 1) * TASK_ROWS);
+        // SAFETY: these columns of both outputs are this task's.
+        let add = |products: OutRows<'_>, i: usize, factor: f32, token: usize| unsafe {
+            let sum = x.row(token, rows.clone());
+            for (sum, value) in sum.iter_mut().zip(products.row(i, rows.clone())) {
+                *sum += factor * *value;
+            }
+        };
+        for (index, &expert) in routing.active.iter().enumerate() {
+            let matrix = weights.down_proj.at(expert as usize);
+            let slots = routing.slots(index);
+            for start in slots.clone().step_by(TOKEN_BLOCK) {
+                let block = start..slots.end.min(start + TOKEN_BLOCK);
+                // SAFETY: as above.
+                unsafe {
+                    routed.multiply(machine, matrix, rows.clone(), routed.indices(block.clone()), products);
+                }
+                for (i, slot) in block.enumerate() {
+                    add(products, i, routing.weights[slot], routing.tokens[slot] as usize);
+                }
+            }
+        }
+        let matrix = weights.shared_down_proj.view();
+        for start in (0..tokens).step_by(TOKEN_BLOCK) {
+            let block = start..tokens.min(start + TOKEN_BLOCK);
+            // SAFETY: as above.
+            unsafe {
+                shared.multiply(machine, matrix, rows.clone(), shared.indices(block.clone()), products);
+            }
+            for (i, token) in block.enumerate() {
+                add(products, i, routing.shared[token], token);
+            }
+        }
+    });
 }

@@ -6,6 +6,7 @@
 use lily_model::geometry::MoeGeometry;
 use lily_model::weights::MoeWeights;
 
+use crate::fast::{Activations, Machine, Precision, Projection, project as project_fast};
 use crate::plain::{project, rms_norm, sigmoid};
 
 /// One expert of one token.
@@ -73,3 +74,100 @@ pub fn choose(logits: &mut [f32], choices: &mut [Choice]) {
 
 /// Below every probability: marks an expert that was already chosen.
 const TAKEN: f32 = -1.0;
+
+/// What the fast form leaves for `moe_up` and `moe_down`: the tokens of each expert, side by side.
+///
+/// A *slot* is one token at one of its experts. Slots are sorted by expert and then by token, so that an
+/// expert's weights are read once for all its tokens.
+#[derive(Debug, Default)]
+pub struct Routing {
+    /// Experts that some token chose, in the order of their index.
+    pub active: Vec<u32>,
+    /// Slots of `active[i]` are `starts[i]..starts[i + 1]`.
+    pub starts: Vec<u32>,
+    /// The token of each slot.
+    pub tokens: Vec<u32>,
+    /// The share of each slot in its token's output.
+    pub weights: Vec<f32>,
+    /// The shared expert's factor, one per token.
+    pub shared: Vec<f32>,
+    logits: Vec<f32>,
+    choices: Vec<Choice>,
+    /// Where each expert's next slot goes.
+    next: Vec<u32>,
+}
+
+impl Routing {
+    /// Slots of the `index`th active expert.
+    pub fn slots(&self, index: usize) -> std::ops::Range<usize> {
+        self.starts[index] as usize..self.starts[index + 1] as usize
+    }
+
+    /// Sorts `choices` `[tokens, top_k]` into slots (a counting sort by expert).
+    fn sort(&mut self, experts: usize, top_k: usize) {
+        let slots = self.choices.len();
+        self.next.clear();
+        self.next.resize(experts, 0);
+        for choice in &self.choices {
+            self.next[choice.expert as usize] += 1;
+        }
+        self.active.clear();
+        self.starts.clear();
+        let mut start = 0;
+        for (expert, next) in self.next.iter_mut().enumerate() {
+            let count = *next;
+            *next = start;
+            if count > 0 {
+                self.active.push(expert as u32);
+                self.starts.push(start);
+            }
+            start += count;
+        }
+        self.starts.push(start);
+        self.tokens.resize(slots, 0);
+        self.weights.resize(slots, 0.0);
+        for (index, choice) in self.choices.iter().enumerate() {
+            let next = &mut self.next[choice.expert as usize];
+            self.tokens[*next as usize] = (index / top_k) as u32;
+            self.weights[*next as usize] = choice.weight;
+            *next += 1;
+        }
+    }
+}
+
+/// Fast form: `normed` receives what the experts read.
+///
+/// The router's projections keep f32 activations: a rounding there would not blur the answer but send tokens
+/// to other experts.
+#[allow(clippy::too_many_arguments, reason = "one argument per tensor of the stage")]
+pub fn fast(
+    machine: &Machine,
+    geometry: &MoeGeometry,
+    weights: &MoeWeights,
+    norm: &[f32],
+    eps: f32,
+    x: &[f32],
+    normed: &mut Activations,
+    routing: &mut Routing,
+) {
+    let tokens = x.len() / norm.len();
+    normed.norm(machine, x, norm, eps);
+    routing.logits.resize(tokens * geometry.experts, 0.0);
+    routing.shared.resize(tokens, 0.0);
+    routing.choices.resize(tokens * geometry.top_k, Choice::default());
+    let f32 = |matrix, out| Projection { matrix, out, precision: Precision::F32 };
+    project_fast(
+        machine,
+        normed,
+        [
+            f32(weights.gate.view(), &mut routing.logits),
+            f32(weights.shared_expert_gate.view(), &mut routing.shared),
+        ],
+    );
+    routing.shared.iter_mut().for_each(|s| *s = sigmoid(*s));
+    let rows = routing.logits.chunks_exact_mut(geometry.experts);
+    for (logits, choices) in rows.zip(routing.choices.chunks_exact_mut(geometry.top_k)) {
+        choose(logits, choices);
+    }
+    routing.sort(geometry.experts, geometry.top_k);
+}

@@ -3,8 +3,10 @@
 use lily_model::geometry::MoeGeometry;
 use lily_model::weights::{MatrixView, MoeWeights};
 
+use crate::fast::{Activations, Machine, silu_gate};
+use crate::kernels::OutRows;
 use crate::plain::{linear, silu};
-use crate::stages::moe_route::Choice;
+use crate::stages::moe_route::{Choice, Routing};
 
 /// Plain form: `normed` is `[tokens, hidden]`, `choices` `[tokens, top_k]`; the inner activations go to
 /// `routed` `[tokens, top_k, expert_width]` and `shared` `[tokens, shared_width]`.
@@ -51,4 +53,77 @@ fn swiglu<'a>(
     let width = gate.rows;
     linear(gate, slots.len(), |i| x(slots[i]), |row, i, value| out[slots[i] * width + row] = silu(value));
     linear(up, slots.len(), |i| x(slots[i]), |row, i, value| out[slots[i] * width + row] *= value);
+}
+
+/// Weight rows of gate and of up that one task of the fast form multiplies.
+const TASK_ROWS: usize = 64;
+
+/// Fast form: routed and shared experts in one fork, each expert's weights read once for all its tokens.
+///
+/// `routed` `[slots, expert_width]` and `shared` `[tokens, shared_width]` receive the inner activations;
+/// `gates` is scratch, at least as large as both together.
+pub fn fast(
+    machine: &Machine,
+    weights: &MoeWeights,
+    normed: &Activations,
+    routing: &Routing,
+    routed: &mut Activations,
+    shared: &mut Activations,
+    gates: &mut [f32],
+) {
+    let (width, shared_width) = (weights.gate_proj.rows, weights.shared_gate_proj.rows);
+    let (slots, tokens) = (routing.tokens.len(), routing.shared.len());
+    let (gates, shared_gates) = gates.split_at_mut(slots * width);
+    let gates = OutRows::new(gates, width);
+    let shared_gates = OutRows::new(&mut shared_gates[..tokens * shared_width], shared_width);
+    let out = OutRows::new(routed.values_mut(), width);
+    let shared_out = OutRows::new(shared.values_mut(), shared_width);
+    let per_expert = width.div_ceil(TASK_ROWS);
+    let routed_tasks = routing.active.len() * per_expert;
+    machine.pool.for_each(routed_tasks + shared_width.div_ceil(TASK_ROWS), |task| {
+        if task < routed_tasks {
+            let index = task / per_expert;
+            let expert = routing.active[index] as usize;
+            let slots = routing.slots(index);
+            let matrices = [weights.gate_proj.at(expert), weights.up_proj.at(expert)];
+            let outs = [gates.from_row(slots.start), out.from_row(slots.start)];
+            // SAFETY: each expert's slots and each block of columns of them are one task's.
+            unsafe {
+                let tokens = &routing.tokens[slots];
+                swiglu_block(machine, normed, matrices, task % per_expert, tokens, outs);
+            }
+        } else {
+            let matrices = [weights.shared_gate_proj.view(), weights.shared_up_proj.view()];
+            // SAFETY: each block of columns is one task's.
+            unsafe {
+                let (tokens, outs) = (normed.indices(0..tokens), [shared_gates, shared_out]);
+                swiglu_block(machine, normed, matrices, task - routed_tasks, tokens, outs);
+            }
+        }
+    });
+    routed.quantize(machine);
+    shared.quantize(machine);
+}
+
+/// Block `block` of the rows of gate and up for `tokens`; the joined activations go to the second output.
+///
+/// # Safety
+/// The block's columns of the first `tokens.len()` rows of both outputs are this call's alone.
+unsafe fn swiglu_block(
+    machine: &Machine,
+    x: &Activations,
+    [gate_matrix, up_matrix]: [MatrixView<'_>; 2],
+    block: usize,
+    tokens: &[u32],
+    [gates, out]: [OutRows<'_>; 2],
+) {
+    let rows = block * TASK_ROWS..gate_matrix.rows.min((block + 1) * TASK_ROWS);
+    // SAFETY: by contract.
+    unsafe {
+        x.multiply(machine, gate_matrix, rows.clone(), tokens, gates);
+        x.multiply(machine, up_matrix, rows.clone(), tokens, out);
+        for i in 0..tokens.len() {
+            silu_gate(machine.isa, gates.row(i, rows.clone()), out.row(i, rows.clone()));
+        }
+    }
 }

@@ -1,0 +1,112 @@
+//! The scratch buffers of the fast pass: they grow to the largest pass seen, which [`PREFILL_CHUNK`] bounds,
+//! and are used again, so that a decoded token allocates none of them.
+//!
+//! [`PREFILL_CHUNK`]: crate::backend::PREFILL_CHUNK
+
+use lily_engine::backend::BackendError;
+use lily_model::geometry::Geometry;
+
+use crate::fast::Activations;
+use crate::kernels::attention::Partial;
+use crate::memory::grow;
+use crate::stages::moe_down;
+use crate::stages::moe_route::Routing;
+
+/// What the stages hand to each other; shapes are `[rows, width]`, and a buffer may be longer than its shape.
+#[derive(Default)]
+pub struct Workspace {
+    /// Residual stream, `[rows, hidden]`.
+    pub x: Vec<f32>,
+    /// What a stage's projections read, `[rows, hidden]`.
+    pub normed: Activations,
+    /// Products before they are added to the residual stream, `[rows, hidden]`.
+    pub product: Vec<f32>,
+    /// Rotary angles, `[rows, rotary_dim]`.
+    pub angles: Vec<f32>,
+    /// `delta_in` to `delta_core`: `[rows, conv_channels]`.
+    pub qkv: Vec<f32>,
+    /// `[rows, value_width]`.
+    pub z: Vec<f32>,
+    /// `[rows, value_heads]`.
+    pub b: Vec<f32>,
+    /// `[rows, value_heads]`.
+    pub a: Vec<f32>,
+    /// What the delta rule leaves, `[rows, value_width]`.
+    pub recalled: Vec<f32>,
+    /// What `delta_core` leaves, `[rows, value_width]`.
+    pub delta: Activations,
+    /// `attn_in` to `attn_core`: `[rows, heads * head_dim]`.
+    pub q: Vec<f32>,
+    /// `[rows, heads, 2, head_dim]`.
+    pub query_and_gate: Vec<f32>,
+    /// `[rows, kv_heads * head_dim]`.
+    pub raw_k: Vec<f32>,
+    /// `[rows, kv_heads * head_dim]`.
+    pub k: Vec<f32>,
+    /// `[rows, kv_heads * head_dim]`.
+    pub v: Vec<f32>,
+    /// One query's context in parts, where threads share it.
+    pub spans: Vec<Partial>,
+    /// What `attn_core` leaves, `[rows, heads * head_dim]`.
+    pub attention: Activations,
+    /// Who goes to which expert.
+    pub routing: Routing,
+    /// Inner activations of the routed experts, `[rows * top_k, expert_width]`.
+    pub routed: Activations,
+    /// Inner activations of the shared expert, `[rows, shared_width]`.
+    pub shared: Activations,
+    /// Gate projections of both.
+    pub gates: Vec<f32>,
+    /// See [`moe_down::fast`].
+    pub products: Vec<f32>,
+    /// Rows that go through the head, `[wanted, hidden]`.
+    pub last: Vec<f32>,
+    /// The same, normed.
+    pub last_normed: Activations,
+}
+
+impl Workspace {
+    /// Makes room for a pass of `rows` rows, `wanted` of which go through the head.
+    pub fn reserve(&mut self, geometry: &Geometry, rows: usize, wanted: usize) -> Result<(), BackendError> {
+        const WHAT: &str = "scratch buffers";
+        let Geometry { hidden, attention, delta, moe, .. } = geometry;
+        let attention_width = attention.heads * attention.head_dim;
+        let kv_width = attention.kv_heads * attention.head_dim;
+        let buffers = [
+            (&mut self.x, *hidden),
+            (&mut self.product, *hidden),
+            (&mut self.angles, attention.rotary_dim),
+            (&mut self.qkv, delta.conv_channels()),
+            (&mut self.z, delta.value_width()),
+            (&mut self.b, delta.value_heads),
+            (&mut self.a, delta.value_heads),
+            (&mut self.recalled, delta.value_width()),
+            (&mut self.q, attention_width),
+            (&mut self.query_and_gate, 2 * attention_width),
+            (&mut self.raw_k, kv_width),
+            (&mut self.k, kv_width),
+            (&mut self.v, kv_width),
+            (&mut self.gates, moe.top_k * moe.expert_width + moe.shared_width),
+        ];
+        for (buffer, width) in buffers {
+            grow(WHAT, buffer, rows * width)?;
+        }
+        self.normed.reserve(rows, *hidden)?;
+        self.delta.reserve(rows, delta.value_width())?;
+        self.attention.reserve(rows, attention_width)?;
+        self.routed.reserve(rows * moe.top_k, moe.expert_width)?;
+        self.shared.reserve(rows, moe.shared_width)?;
+        grow(WHAT, &mut self.products, moe_down::scratch_elements(*hidden))?;
+        grow(WHAT, &mut self.last, wanted * hidden)?;
+        self.last_normed.reserve(wanted, *hidden)
+    }
+
+    /// Says how large the next pass is, at most as large as was reserved.
+    pub fn set_rows(&mut self, geometry: &Geometry, rows: usize, wanted: usize) {
+        for activations in [&mut self.normed, &mut self.delta, &mut self.attention, &mut self.shared] {
+            activations.set_rows(rows);
+        }
+        self.routed.set_rows(rows * geometry.moe.top_k);
+        self.last_normed.set_rows(wanted);
+    }
+}
