@@ -1,7 +1,7 @@
 //! Random weights of any geometry in the real file layout, for measuring without the real checkpoint.
 //!
 //! Speed and memory of the engine do not depend on what the weights say, only on their shapes and on
-//! activations that stay finite. [`write`] fills a directory as `mlx-lm` would: 4-bit shards of about 5 GB,
+//! activations that stay finite. [`write()`] fills a directory as `mlx-lm` would: 4-bit shards of about 5 GB,
 //! index, `config.json`; beside them the demo's tokenizer, template and generation config, whose token ids all
 //! lie below the vocabulary. The same seed gives the same bytes on any number of threads.
 //!
@@ -61,10 +61,10 @@ pub fn write(
     write_sharded(dir, geometry, seed, SHARD_BYTES, progress)
 }
 
-/// As [`write`], with shards of about `shard_bytes`.
+/// As [`write()`], with shards of about `shard_bytes`.
 ///
 /// # Errors
-/// As [`write`].
+/// As [`write()`].
 pub fn write_sharded(
     dir: &Path,
     geometry: &Geometry,

@@ -1,6 +1,7 @@
 //! Tensors are found under every name that writers use, and mean the same in every layout.
 
 use lily_model::checkpoint::Checkpoint;
+use lily_model::source::Source;
 use lily_model::weights::Format;
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -127,6 +128,22 @@ fn shards_give_the_same_weights_as_one_file() {
     write_sharded(dir.path(), &tiny_config(), &model, 3);
     let sharded = flatten(&Checkpoint::open(dir.path()).unwrap().weights().unwrap());
     assert_eq!(sharded, load(&tiny_config(), &model));
+}
+
+#[test]
+fn files_in_memory_give_the_same_weights_as_files_on_disk() {
+    let dir = TempDir::new().unwrap();
+    lily_model::synth::write(dir.path(), &tiny(), 3, &|_, _| ()).unwrap();
+    let mut files: Vec<(&'static str, &'static [u8])> = Vec::new();
+    for name in ["config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja"] {
+        files.push((name, std::fs::read(dir.path().join(name)).unwrap().leak()));
+    }
+    let source = Source::Embedded { name: "in memory", files: files.leak() };
+    let embedded = Checkpoint::from_source("in memory".into(), source).unwrap();
+    let on_disk = Checkpoint::open(dir.path()).unwrap();
+    assert_eq!(flatten(&embedded.weights().unwrap()), flatten(&on_disk.weights().unwrap()));
+    assert_eq!(embedded.tokenizer().unwrap().encode("sum"), on_disk.tokenizer().unwrap().encode("sum"));
+    assert!(embedded.chat_template().is_ok());
 }
 
 #[test]
