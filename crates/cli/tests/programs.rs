@@ -1,0 +1,82 @@
+//! `lily` as a person meets it: good answers on standard output, one sentence for what goes wrong.
+
+mod support;
+
+use std::io::Write;
+use std::net::TcpListener;
+use std::process::{Command, Stdio};
+
+use support::{lily, run, text};
+
+/// The one line that a failing program leaves, and its exit code.
+fn failure(command: &mut Command) -> (Option<i32>, String) {
+    let output = run(command);
+    assert_eq!(text(&output.stdout), "");
+    let stderr = text(&output.stderr);
+    assert!(!stderr.contains("panicked"), "{stderr}");
+    (output.status.code(), stderr)
+}
+
+#[test]
+fn a_question_can_come_from_standard_input() {
+    let mut chat = lily(&["chat"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("lily starts");
+    chat.stdin.take().expect("stdin is piped").write_all(b"What is 17 + 25?\n").expect("lily reads");
+    let output = chat.wait_with_output().expect("lily ends");
+    assert_eq!(text(&output.stdout), "42\n");
+}
+
+#[test]
+fn thinking_stays_out_of_what_another_program_reads() {
+    let output = run(&mut lily(&["chat", "--think", "What is 17 + 25?"]));
+    assert_eq!(text(&output.stdout), "42\n");
+}
+
+#[test]
+fn a_reader_that_goes_away_is_no_failure() {
+    let mut chat = lily(&["chat", "Tell me a story."])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("lily starts");
+    drop(chat.stdout.take());
+    let output = chat.wait_with_output().expect("lily ends");
+    let stderr = text(&output.stderr);
+    assert!(output.status.success(), "{stderr}");
+    assert!(!stderr.contains("panicked") && !stderr.contains("pipe"), "{stderr}");
+}
+
+#[test]
+fn what_goes_wrong_is_one_sentence_and_exit_code_1() {
+    let empty = tempfile::tempdir().expect("a directory");
+    let empty = empty.path().to_str().expect("a plain path");
+    let taken = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let port = taken.local_addr().expect("an address").port().to_string();
+    let cases: [(&[&str], &str); 8] = [
+        (&["chat", "hi", "--model-path", "/no/such/folder"], "/no/such/folder"),
+        (&["chat", "hi", "--model-path", empty], "config.json"),
+        (&["chat", "hi", "--ctx-len", "99999999"], "--ctx-len"),
+        (&["chat", "hi", "--ctx-len", "8"], "the context holds 8"),
+        (&["chat", "hi", "--top-p", "7"], "top_p"),
+        (&["serve", "--port", &port], "--port"),
+        (&["demo-score", "--heldout", "/no/such/file"], "--heldout"),
+        (&["synth", "--out", empty, "--layers", "6"], "--layers"),
+    ];
+    for (args, names) in cases {
+        let (code, stderr) = failure(&mut lily(args));
+        assert_eq!(code, Some(1), "{args:?}: {stderr}");
+        let sentence = stderr.lines().last().expect("a sentence");
+        assert!(sentence.starts_with("lily: ") && sentence.contains(names), "{args:?}: {stderr}");
+    }
+}
+
+#[test]
+fn a_wrong_flag_is_exit_code_2() {
+    for args in [&["chat", "--no-such-flag"][..], &["chat", "--threads", "0"], &["no-such-command"]] {
+        assert_eq!(failure(&mut lily(args)).0, Some(2), "{args:?}");
+    }
+}

@@ -1,0 +1,206 @@
+//! The built programs as a test sees them: processes, and HTTP over a plain socket.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+/// Longest wait for something that must happen soon; only a failing test waits so long.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// `lily` with arguments.
+pub fn lily(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_lily"));
+    command.args(args).stdin(Stdio::null());
+    command
+}
+
+/// Runs a command to its end.
+pub fn run(command: &mut Command) -> Output {
+    command.output().expect("the program starts")
+}
+
+/// What a program wrote, as text.
+pub fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).expect("output is UTF-8")
+}
+
+/// A `lily-server` on a free port, ended with the test.
+pub struct Server {
+    process: Child,
+    address: String,
+}
+
+impl Server {
+    /// Starts the demo with further flags and waits until it serves.
+    pub fn start(flags: &[&str]) -> Server {
+        let mut process = Command::new(env!("CARGO_BIN_EXE_lily-server"))
+            .args(["--port", "0"])
+            .args(flags)
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("the server starts");
+        let mut log = BufReader::new(process.stderr.take().expect("stderr is piped")).lines();
+        let address = log
+            .by_ref()
+            .map_while(Result::ok)
+            .find_map(|line| {
+                let (_, rest) = line.split_once("serving at http://")?;
+                Some(rest.split_once('/')?.0.to_string())
+            })
+            .expect("the server says where it serves");
+        // A full pipe would block the server.
+        std::thread::spawn(move || log.for_each(drop));
+        Server { process, address }
+    }
+
+    /// Sends a request and returns the open connection.
+    pub fn open(&self, method: &str, path: &str, headers: &str, body: &[u8]) -> Connection {
+        let mut stream = TcpStream::connect(&self.address).expect("the server accepts");
+        stream.set_read_timeout(Some(PATIENCE)).expect("the socket takes a time-out");
+        let length = body.len();
+        let head = format!(
+            "{method} {path} HTTP/1.1\r\nHost: lily\r\nConnection: close\r\nContent-Length: {length}\r\n{headers}\r\n"
+        );
+        stream.write_all(head.as_bytes()).expect("the server reads the head");
+        // A server that refuses a body may close before it has read all of it.
+        let _ = stream.write_all(body);
+        Connection { reader: BufReader::new(stream) }
+    }
+
+    /// Sends a request and reads the whole response.
+    pub fn request(&self, method: &str, path: &str, body: &str) -> Response {
+        self.open(method, path, "", body.as_bytes()).response()
+    }
+
+    /// A chat request.
+    pub fn chat(&self, body: &Value) -> Response {
+        self.request("POST", "/v1/chat/completions", &body.to_string())
+    }
+
+    /// The requests that the engine works on, by `/health`.
+    pub fn running(&self) -> u64 {
+        self.request("GET", "/health", "").json()["running"].as_u64().expect("health counts")
+    }
+
+    /// Waits until the engine works on `count` requests.
+    pub fn wait_until_running(&self, count: u64) {
+        let start = Instant::now();
+        while self.running() != count {
+            assert!(start.elapsed() < PATIENCE, "{} requests run, expected {count}", self.running());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// Sends SIGTERM.
+    pub fn terminate(&self) {
+        let id = self.process.id().to_string();
+        assert!(Command::new("kill").arg(id).status().expect("kill runs").success());
+    }
+
+    /// Waits for the process to end by itself and returns its exit code.
+    pub fn exit_code(&mut self) -> Option<i32> {
+        let start = Instant::now();
+        loop {
+            if let Some(status) = self.process.try_wait().expect("the process can be waited for") {
+                return status.code();
+            }
+            assert!(start.elapsed() < PATIENCE, "the server does not end");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// A connection whose response has not been read yet.
+pub struct Connection {
+    reader: BufReader<TcpStream>,
+}
+
+impl Connection {
+    /// The next line of the response, without its end; `None` after the last.
+    pub fn line(&mut self) -> Option<String> {
+        let mut line = String::new();
+        match self.reader.read_line(&mut line) {
+            Ok(0) => None,
+            outcome => {
+                outcome.expect("the response goes on");
+                Some(line.trim_end().to_string())
+            }
+        }
+    }
+
+    /// Reads on to the first event of a stream.
+    pub fn first_event(&mut self) -> String {
+        loop {
+            let line = self.line().expect("the stream has an event");
+            if let Some(data) = line.strip_prefix("data: ") {
+                return data.to_string();
+            }
+        }
+    }
+
+    /// Reads the response to its end.
+    pub fn response(mut self) -> Response {
+        let status_line = self.line().expect("there is a response");
+        let status = status_line.split(' ').nth(1).and_then(|code| code.parse().ok()).expect("it has a status");
+        let mut headers = Vec::new();
+        while let Some(line) = self.line().filter(|line| !line.is_empty()) {
+            headers.push(line.to_ascii_lowercase());
+        }
+        let chunked = headers.iter().any(|header| header == "transfer-encoding: chunked");
+        let body = if chunked { self.chunks() } else { self.rest() };
+        Response { status, headers, body: text(&body) }
+    }
+
+    fn rest(&mut self) -> Vec<u8> {
+        let mut body = Vec::new();
+        // A reset after the response is how a server closes on a body that it refused.
+        let _ = self.reader.read_to_end(&mut body);
+        body
+    }
+
+    fn chunks(&mut self) -> Vec<u8> {
+        let mut body = Vec::new();
+        loop {
+            let size = self.line().expect("chunks end with an empty one");
+            let size = usize::from_str_radix(&size, 16).expect("a chunk begins with its size");
+            if size == 0 {
+                return body;
+            }
+            let start = body.len();
+            body.resize(start + size, 0);
+            self.reader.read_exact(&mut body[start..]).expect("a chunk is whole");
+            self.line();
+        }
+    }
+}
+
+/// A response.
+#[derive(Debug)]
+pub struct Response {
+    pub status: u16,
+    pub headers: Vec<String>,
+    pub body: String,
+}
+
+impl Response {
+    pub fn json(&self) -> Value {
+        serde_json::from_str(&self.body).unwrap_or_else(|error| panic!("{error} in {self:?}"))
+    }
+
+    /// The events of a stream, which must end as the protocol says.
+    pub fn events(&self) -> Vec<Value> {
+        let mut data: Vec<&str> = self.body.lines().filter_map(|line| line.strip_prefix("data: ")).collect();
+        assert_eq!(data.pop(), Some("[DONE]"), "{self:?}");
+        data.into_iter().map(|event| serde_json::from_str(event).expect("an event is JSON")).collect()
+    }
+}
