@@ -36,7 +36,7 @@ pub enum ModelError {
         source: std::io::Error,
     },
     /// The disk cannot hold what was to be written.
-    #[error("{dir} has {free} bytes free and {needed} are needed: free {} more, or choose another disk", needed - free)]
+    #[error("{dir} has {free} bytes free and {needed} are needed: free {} more, or choose another disk", needed.saturating_sub(*free))]
     DiskFull {
         /// Where the files were to go.
         dir: String,

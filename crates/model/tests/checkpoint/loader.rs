@@ -1,8 +1,10 @@
 //! Tensors are found under every name that writers use, and mean the same in every layout.
 
+use std::sync::Arc;
+
 use lily_model::checkpoint::Checkpoint;
 use lily_model::source::Source;
-use lily_model::weights::Format;
+use lily_model::weights::{Blob, Format};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -225,4 +227,22 @@ fn one_tensor_under_two_spellings_is_refused() {
     let norm = model["model.norm.weight"].clone();
     model.insert("language_model.model.norm.weight".into(), norm);
     assert!(refusal(&tiny_config(), &model).contains("one spelling of each tensor's name"));
+}
+
+#[test]
+fn an_empty_checkpoint_is_refused_without_filling_the_screen() {
+    let stranger = Model::from([("x".to_owned(), Stored::f32(&[1], &[1.0]))]);
+    let message = refusal(&tiny_config(), &stranger);
+    assert!(message.lines().count() < 12, "{message}");
+    assert!(message.ends_with("more; `lily inspect` lists all of them"), "{message}");
+}
+
+#[test]
+fn a_range_outside_a_blob_is_not_given() {
+    let blob = Blob::new(Arc::new(vec![1u8, 2, 3, 4]));
+    let middle = blob.slice(1..3).unwrap();
+    assert_eq!(middle[..], [2, 3]);
+    assert_eq!(middle.slice(1..2).unwrap()[..], [3]);
+    assert!(middle.slice(1..3).is_none());
+    assert!(middle.slice(usize::MAX..usize::MAX).is_none());
 }
