@@ -12,7 +12,7 @@ use lily_model::weights::GROUP_SIZE;
 use super::portable::unit_offset;
 use super::simd::{Kernel, LANES, Simd};
 use super::tile::{
-    Activation, GROUP_BYTES, GROUP_UNITS, PANEL_ROWS, PANELS, SCALE_GROUPS, Source, TileOps, UNIT_BYTES,
+    Activation, Ahead, GROUP_BYTES, GROUP_UNITS, PANEL_ROWS, PANELS, SCALE_GROUPS, Source, TileOps, UNIT_BYTES,
 };
 
 /// Runs a kernel compiled for AVX2, FMA and F16C.
@@ -235,6 +235,19 @@ unsafe fn dot_vnni(sum: __m256i, w: __m256i, x: __m256i) -> __m256i {
 
 impl<const VNNI: bool> TileOps for Avx2<VNNI> {
     const TOKENS: usize = 3;
+    const DIRECT_TOKENS: usize = 0;
+
+    #[inline(always)]
+    unsafe fn multiply_rows(
+        _from: Source,
+        _scales: *const f32,
+        _biases: *const f32,
+        _groups: usize,
+        _ahead: Ahead,
+        _token: &Activation,
+    ) {
+        unreachable!("not faster than a tile")
+    }
 
     #[inline(always)]
     unsafe fn unpack_4(from: Source, groups: usize, ahead: usize, to: *mut u8) {

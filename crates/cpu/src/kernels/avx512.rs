@@ -8,7 +8,7 @@ use lily_model::weights::GROUP_SIZE;
 use super::portable::unit_offset;
 use super::simd::{Kernel, LANES, Simd};
 use super::tile::{
-    Activation, GROUP_BYTES, GROUP_UNITS, PANEL_ROWS, PANELS, Source, TILE_ROWS, TileOps, UNIT_BYTES,
+    Activation, Ahead, GROUP_BYTES, GROUP_UNITS, PANEL_ROWS, PANELS, Source, TILE_ROWS, TileOps, UNIT_BYTES,
 };
 
 /// Runs a kernel compiled for this instruction set.
@@ -27,6 +27,8 @@ pub struct Avx512;
 
 /// u32 words of a cache line.
 const WORDS: usize = 16;
+/// Bytes of a cache line.
+const LINE: usize = 64;
 
 impl Simd for Avx512 {
     type F = __m512;
@@ -250,8 +252,98 @@ unsafe fn lines(from: &Source, at: usize, half: bool, ahead: usize) -> [__m512i;
     }
 }
 
+/// The dot products of two groups, `[first, second][row]`, straight from sixteen rows of packed weights.
+///
+/// # Safety
+/// 64 bytes from `at` on (32 where `half`) of the rows that exist are readable, and `q` is good for the groups
+/// 0 and `second`.
+#[inline(always)]
+unsafe fn line_dots(from: &Source, at: usize, half: bool, q: *const i8, second: usize) -> [__m512i; 2] {
+    const HALF_GROUP: usize = GROUP_SIZE / 2;
+    // SAFETY: by contract.
+    unsafe {
+        let zero = _mm512_setzero_si512();
+        let low = _mm512_set1_epi8(15);
+        let pick = |at: usize| {
+            let first = _mm512_castsi256_si512(_mm256_loadu_si256(q.add(at).cast()));
+            let other = _mm256_loadu_si256(q.add(second * GROUP_SIZE + at).cast());
+            _mm512_inserti64x4::<1>(first, other)
+        };
+        let (evens, odds) = (pick(0), pick(HALF_GROUP));
+        // Lanes 0..8 are sums of the first group, the others of the second.
+        let mut sums = [zero; PANEL_ROWS];
+        for (row, sum) in sums.iter_mut().enumerate() {
+            let place = from.row(row).add(at);
+            let line = if half {
+                _mm512_zextsi256_si512(_mm256_loadu_si256(place.cast()))
+            } else {
+                _mm512_loadu_si512(place.cast())
+            };
+            let even = _mm512_dpbusd_epi32(zero, _mm512_and_si512(line, low), evens);
+            *sum = _mm512_dpbusd_epi32(even, _mm512_and_si512(_mm512_srli_epi16::<4>(line), low), odds);
+        }
+        // As in `sum_each`, a tree that adds and transposes at once; rows go in in the order it undoes.
+        let mut fours = [zero; 8];
+        for (i, four) in fours.iter_mut().enumerate() {
+            let first = i / 4 * 8 + i % 4;
+            let (a, b) = (sums[first], sums[first + 4]);
+            *four = _mm512_add_epi32(_mm512_shuffle_i32x4::<0x88>(a, b), _mm512_shuffle_i32x4::<0xdd>(a, b));
+        }
+        let mut pairs = [zero; 4];
+        for (i, pair) in pairs.iter_mut().enumerate() {
+            let (a, b) = (fours[2 * i], fours[2 * i + 1]);
+            *pair = _mm512_add_epi32(_mm512_unpacklo_epi64(a, b), _mm512_unpackhi_epi64(a, b));
+        }
+        let mut eights = [zero; 2];
+        for (i, eight) in eights.iter_mut().enumerate() {
+            let (a, b) = (_mm512_castsi512_ps(pairs[2 * i]), _mm512_castsi512_ps(pairs[2 * i + 1]));
+            let (even, odd) = (_mm512_shuffle_ps::<0x88>(a, b), _mm512_shuffle_ps::<0xdd>(a, b));
+            *eight = _mm512_add_epi32(_mm512_castps_si512(even), _mm512_castps_si512(odd));
+        }
+        let [a, b] = eights;
+        [_mm512_shuffle_i32x4::<0x88>(a, b), _mm512_shuffle_i32x4::<0xdd>(a, b)]
+    }
+}
+
 impl TileOps for Avx512 {
     const TOKENS: usize = 6;
+    const DIRECT_TOKENS: usize = 4;
+
+    #[inline(always)]
+    unsafe fn multiply_rows(
+        from: Source,
+        scales: *const f32,
+        biases: *const f32,
+        groups: usize,
+        ahead: Ahead,
+        token: &Activation,
+    ) {
+        const LINE_GROUPS: usize = 2;
+        // SAFETY: all pointers are good for `groups` groups and a panel's sums, by contract.
+        unsafe {
+            let mut acc = _mm512_loadu_ps(token.acc);
+            let mut next = ahead.next;
+            for group in (0..groups).step_by(LINE_GROUPS) {
+                let half = group + 1 == groups;
+                let second = if half { group } else { group + 1 };
+                let dots = line_dots(&from, group * GROUP_SIZE / 2, half, token.q.add(group * GROUP_SIZE), second - group);
+                for _ in 0..PANEL_ROWS {
+                    if next < ahead.end {
+                        _mm_prefetch::<_MM_HINT_T0>(next.cast());
+                    }
+                    next = next.wrapping_add(LINE);
+                }
+                for (group, dot) in [group, second].into_iter().zip(dots).take(if half { 1 } else { LINE_GROUPS }) {
+                    let scale = _mm512_loadu_ps(scales.add(group * PANEL_ROWS));
+                    let bias = _mm512_loadu_ps(biases.add(group * PANEL_ROWS));
+                    let both = _mm512_mul_ps(scale, _mm512_set1_ps(*token.scales.add(group)));
+                    let sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), both, acc);
+                    acc = _mm512_fmadd_ps(bias, _mm512_set1_ps(*token.sums.add(group)), sum);
+                }
+            }
+            _mm512_storeu_ps(token.acc, acc);
+        }
+    }
 
     #[inline(always)]
     unsafe fn unpack_4(from: Source, groups: usize, ahead: usize, to: *mut u8) {

@@ -34,7 +34,7 @@ use super::OutRows;
 use super::activations::QuantizedRows;
 use super::simd::{Kernel, LANES, Simd, run};
 use super::tile::{
-    Activation, GROUP_BYTES, MAX_TOKENS, PANEL_ROWS, PANELS, SCALE_GROUPS, Source, TILE_GROUPS, TILE_ROWS,
+    Activation, Ahead, GROUP_BYTES, MAX_TOKENS, PANEL_ROWS, PANELS, SCALE_GROUPS, Source, TILE_GROUPS, TILE_ROWS,
 };
 use crate::isa::Isa;
 use crate::pool::{ThreadPool, partition};
@@ -43,6 +43,8 @@ use crate::pool::{ThreadPool, partition};
 pub const ROW_BLOCK: usize = TILE_ROWS;
 /// Up to so many tokens the matrix is bound by memory and the small tile is used.
 pub const FEW_TOKENS: usize = MAX_TOKENS;
+/// How far ahead of its reads the direct form asks the cache for weights: some microseconds of bandwidth.
+const AHEAD_BYTES: usize = 16 << 10;
 /// Groups of a tile for [`FEW_TOKENS`]: one cache line of every row.
 const FEW_TOKENS_GROUPS: usize = 2;
 /// Tokens that meet a tile before the next one is unpacked; their running sums stay in the L2 cache.
@@ -142,6 +144,10 @@ impl Kernel for Int8<'_> {
 
     #[inline(always)]
     unsafe fn compute<S: Simd>(self) {
+        if self.w.format == Format::Affine4 && self.tokens.len() <= S::DIRECT_TOKENS {
+            // SAFETY: by contract.
+            return unsafe { self.compute_direct::<S>() };
+        }
         let Int8 { w, rows, x, tokens, out } = self;
         let groups = w.cols / GROUP_SIZE;
         let row_bytes = w.format.row_bytes(w.cols);
@@ -251,6 +257,61 @@ impl Kernel for Int8<'_> {
                         std::ptr::copy_nonoverlapping(acc.add(i * TILE_ROWS), to.as_mut_ptr(), here);
                     }
                 }
+            }
+        }
+    }
+}
+
+impl Int8<'_> {
+    /// The form for few tokens on instruction sets that have [`TileOps::multiply_rows`](super::tile::TileOps).
+    ///
+    /// # Safety
+    /// The machine has the instruction set of `S`.
+    #[inline(always)]
+    unsafe fn compute_direct<S: Simd>(self) {
+        let Int8 { w, rows, x, tokens, out } = self;
+        let groups = w.cols / GROUP_SIZE;
+        let row_bytes = w.format.row_bytes(w.cols);
+        let end = w.data[..rows.end * row_bytes].as_ptr_range().end;
+        let mut scales = MaybeUninit::<[f32; SCALE_GROUPS * PANEL_ROWS]>::uninit();
+        let mut biases = MaybeUninit::<[f32; SCALE_GROUPS * PANEL_ROWS]>::uninit();
+        let (scales, biases) = (scales.as_mut_ptr().cast::<f32>(), biases.as_mut_ptr().cast::<f32>());
+        for first in rows.clone().step_by(PANEL_ROWS) {
+            let here = PANEL_ROWS.min(rows.end - first);
+            let source = |data: &[u8], stride: usize, byte: usize| Source {
+                data: data[first * stride + byte..].as_ptr(),
+                stride,
+                rows: here,
+            };
+            let mut acc = [[0.0f32; PANEL_ROWS]; MAX_TOKENS];
+            for start in (0..groups).step_by(SCALE_GROUPS) {
+                let count = SCALE_GROUPS.min(groups - start);
+                let byte = w.format.row_bytes(start * GROUP_SIZE);
+                let from = source(w.data, row_bytes, byte);
+                // SAFETY: `count` groups of each row follow; the scratch has room.
+                unsafe {
+                    S::unpack_scales(source(w.scales, groups * 2, start * 2), count, scales);
+                    S::unpack_scales(source(w.biases, groups * 2, start * 2), count, biases);
+                }
+                for (i, (&token, acc)) in tokens.iter().zip(&mut acc).enumerate() {
+                    let row = token as usize;
+                    let token = Activation {
+                        q: x.q(row)[start * GROUP_SIZE..].as_ptr(),
+                        scales: x.scales(row)[start..].as_ptr(),
+                        sums: x.sums(row)[start..].as_ptr(),
+                        acc: acc.as_mut_ptr(),
+                    };
+                    // The first token's pass brings the lines in; the others find them in the cache.
+                    let next = w.data.as_ptr().wrapping_add(first * row_bytes + PANEL_ROWS * byte + AHEAD_BYTES);
+                    let ahead = Ahead { next: if i == 0 { next } else { end }, end };
+                    // SAFETY: as above; `acc` has a panel's sums.
+                    unsafe { S::multiply_rows(from, scales, biases, count, ahead, &token) };
+                }
+            }
+            for (i, acc) in acc.iter().take(tokens.len()).enumerate() {
+                // SAFETY: these elements are this call's alone by contract.
+                let to = unsafe { out.row(i, first..first + here) };
+                to.copy_from_slice(&acc[..here]);
             }
         }
     }

@@ -3,7 +3,7 @@
 use half::{bf16, f16};
 
 use super::simd::{LANES, Simd};
-use super::tile::{Activation, GROUP_BYTES, GROUP_UNITS, PANEL_ROWS, PANELS, Source, TileOps, UNIT_BYTES};
+use super::tile::{Activation, Ahead, GROUP_BYTES, GROUP_UNITS, PANEL_ROWS, PANELS, Source, TileOps, UNIT_BYTES};
 use lily_model::weights::GROUP_SIZE;
 
 /// Sixteen f32 in an array.
@@ -111,6 +111,19 @@ impl Simd for Portable {
 
 impl TileOps for Portable {
     const TOKENS: usize = 1;
+    const DIRECT_TOKENS: usize = 0;
+
+    #[inline(always)]
+    unsafe fn multiply_rows(
+        _from: Source,
+        _scales: *const f32,
+        _biases: *const f32,
+        _groups: usize,
+        _ahead: Ahead,
+        _token: &Activation,
+    ) {
+        unreachable!("not faster than a tile")
+    }
 
     #[inline(always)]
     unsafe fn unpack_4(from: Source, groups: usize, _ahead: usize, to: *mut u8) {

@@ -55,6 +55,15 @@ impl Source {
     }
 }
 
+/// What to ask the cache for while weights are read: lines from `next` on, up to `end`.
+#[derive(Clone, Copy)]
+pub struct Ahead {
+    /// Where to go on.
+    pub next: *const u8,
+    /// Where to stop.
+    pub end: *const u8,
+}
+
 /// What one token brings to a tile.
 #[derive(Clone, Copy)]
 pub struct Activation {
@@ -93,6 +102,21 @@ pub trait TileOps: Copy + Send + Sync + 'static {
 
     /// As [`TileOps::unpack_4`] for 8-bit weights (`GROUP_SIZE` bytes of each row per group).
     unsafe fn unpack_8(from: Source, groups: usize, ahead: usize, to: *mut u8);
+
+    /// Whether [`TileOps::multiply_rows`] is faster than unpacking a tile for so many tokens.
+    const DIRECT_TOKENS: usize;
+
+    /// One token against sixteen rows of 4-bit weights straight from memory: what [`TileOps::unpack_4`] and
+    /// [`TileOps::multiply`] do for one panel, without the tile between them. Meanwhile the cache is
+    /// asked for as many bytes from `ahead.next` on as are read here, but for none from `ahead.end` on.
+    unsafe fn multiply_rows(
+        from: Source,
+        scales: *const f32,
+        biases: *const f32,
+        groups: usize,
+        ahead: Ahead,
+        token: &Activation,
+    );
 
     /// Widens `groups` bf16 (at most [`SCALE_GROUPS`]) of each row to f32, `[groups, PANEL_ROWS]` at `to`.
     unsafe fn unpack_scales(from: Source, groups: usize, to: *mut f32);

@@ -1,0 +1,168 @@
+//! How near the matmul kernels come to the machine's limits.
+//!
+//! `cargo run --release -p lily-cpu --example gemv [-- threads]` prints, for each instruction set that the
+//! machine has: decode (one to six tokens over 2 GiB of random 4-bit weights, each byte read once) against a
+//! plain read of the same memory by the same threads, and prefill (a matrix that stays in the cache, many
+//! tokens) against the rate at which the machine executes byte dot products on registers.
+
+use std::hint::black_box;
+use std::time::Instant;
+
+use lily_cpu::isa::Isa;
+use lily_cpu::kernels::OutRows;
+use lily_cpu::kernels::activations::QuantizedRows;
+use lily_cpu::kernels::matmul::{ROW_BLOCK, matmul_rows};
+use lily_cpu::pool::{ThreadPool, partition, physical_cores};
+use lily_model::weights::{Format, GROUP_SIZE, MatrixView};
+
+/// The width of the residual stream of Qwen3.6-35B-A3B.
+const COLS: usize = 2048;
+/// 2 GiB of packed weights.
+const DECODE_ROWS: usize = (2 << 30) / (COLS / 2);
+const PREFILL_ROWS: usize = 4096;
+/// Runs of which the median counts.
+const RUNS: usize = 5;
+
+struct Weights {
+    rows: usize,
+    data: Vec<u8>,
+    scales: Vec<u8>,
+}
+
+impl Weights {
+    fn new(rows: usize) -> Weights {
+        let mut state = 0x9e37_79b9_7f4a_7c15u64;
+        let data = (0..rows * COLS / 16).flat_map(|_| {
+            state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
+            state.to_le_bytes()
+        });
+        Weights { rows, data: data.collect(), scales: vec![0x3c; rows * COLS / GROUP_SIZE * 2] }
+    }
+
+    fn view(&self) -> MatrixView<'_> {
+        MatrixView {
+            rows: self.rows,
+            cols: COLS,
+            format: Format::Affine4,
+            data: &self.data,
+            scales: &self.scales,
+            biases: &self.scales,
+        }
+    }
+
+    fn bytes(&self) -> usize {
+        self.data.len() + 2 * self.scales.len()
+    }
+}
+
+/// Median seconds of a few runs, after one to warm up.
+fn seconds(mut body: impl FnMut()) -> f64 {
+    body();
+    let mut times: Vec<f64> = (0..RUNS)
+        .map(|_| {
+            let start = Instant::now();
+            body();
+            start.elapsed().as_secs_f64()
+        })
+        .collect();
+    times.sort_by(f64::total_cmp);
+    times[RUNS / 2]
+}
+
+/// Reads everything once, a share per thread.
+fn read(pool: &ThreadPool, data: &[u8]) {
+    let words = data.as_chunks::<8>().0.as_chunks::<32>().0;
+    pool.run(|worker, workers| {
+        let mut sums = [0u64; 32];
+        for line in &words[partition(words.len(), 1, worker, workers)] {
+            for (sum, word) in sums.iter_mut().zip(line) {
+                *sum = sum.wrapping_add(u64::from_le_bytes(*word));
+            }
+        }
+        black_box(sums);
+    });
+}
+
+fn multiply(pool: &ThreadPool, isa: Isa, w: MatrixView<'_>, x: &QuantizedRows, out: &mut [f32]) {
+    let out = OutRows::new(out, w.rows);
+    pool.run(|worker, workers| {
+        let rows = partition(w.rows, ROW_BLOCK, worker, workers);
+        // SAFETY: shares of the rows are disjoint.
+        unsafe { matmul_rows(isa, w, rows, x, x.all(), out) };
+    });
+}
+
+/// Byte products per second on registers, all threads; `None` where the machine has no such instruction.
+fn dot_peak(pool: &ThreadPool) -> Option<f64> {
+    #[cfg(target_arch = "x86_64")]
+    if Isa::Avx512Vnni.is_available() {
+        const ROUNDS: usize = 20_000_000;
+        const CHAINS: usize = 16;
+        let time = seconds(|| {
+            // SAFETY: the instruction set was checked.
+            pool.run(|_, _| unsafe { spin_avx512::<CHAINS>(ROUNDS) });
+        });
+        return Some((pool.threads() * ROUNDS * CHAINS * 64) as f64 / time);
+    }
+    let _ = pool;
+    None
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512vnni")]
+unsafe fn spin_avx512<const CHAINS: usize>(rounds: usize) {
+    use std::arch::x86_64::{_mm512_dpbusd_epi32, _mm512_set1_epi8, _mm512_setzero_si512};
+    let (w, x) = (black_box(_mm512_set1_epi8(3)), black_box(_mm512_set1_epi8(5)));
+    let mut sums = [_mm512_setzero_si512(); CHAINS];
+    for _ in 0..rounds {
+        for sum in &mut sums {
+            *sum = _mm512_dpbusd_epi32(*sum, w, x);
+        }
+    }
+    black_box(sums);
+}
+
+fn main() {
+    let threads = std::env::args().nth(1).and_then(|n| n.parse().ok()).unwrap_or_else(physical_cores);
+    let pool = ThreadPool::new(threads);
+    let big = Weights::new(DECODE_ROWS);
+    let small = Weights::new(PREFILL_ROWS);
+    let rows = |count: usize| {
+        let x: Vec<f32> = (0..count * COLS).map(|i| ((i * 7919) % 1013) as f32 / 500.0 - 1.0).collect();
+        let mut q = QuantizedRows::new();
+        q.quantize(Isa::detect(), &x, COLS);
+        q
+    };
+
+    let bandwidth = big.data.len() as f64 / seconds(|| read(&pool, &big.data));
+    println!("{threads} threads; plain read {:.1} GB/s", bandwidth / 1e9);
+    let peak = dot_peak(&pool);
+    if let Some(peak) = peak {
+        println!("byte dot products on registers {:.0} GOP/s", 2.0 * peak / 1e9);
+    }
+    for isa in Isa::available() {
+        println!("{isa}");
+        for tokens in [1, 2, 4, 6] {
+            if isa == Isa::Portable && tokens > 1 {
+                continue;
+            }
+            let x = rows(tokens);
+            let mut out = vec![0.0; tokens * big.rows];
+            let rate = big.bytes() as f64 / seconds(|| multiply(&pool, isa, big.view(), &x, &mut out));
+            println!(
+                "  decode, {tokens} tokens: {:.1} GB/s, {:.0} % of the read",
+                rate / 1e9,
+                100.0 * rate / bandwidth
+            );
+        }
+        for tokens in [16, 64, 512] {
+            let x = rows(tokens);
+            let mut out = vec![0.0; tokens * small.rows];
+            let time = seconds(|| multiply(&pool, isa, small.view(), &x, &mut out));
+            let rate = (tokens * small.rows * COLS) as f64 / time;
+            let part =
+                peak.map_or(String::new(), |peak| format!(", {:.0} % of the peak", 100.0 * rate / peak));
+            println!("  prefill, {tokens} tokens: {:.0} GOP/s{part}", 2.0 * rate / 1e9);
+        }
+    }
+}
