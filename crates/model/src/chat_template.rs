@@ -5,14 +5,17 @@
 //! under the same rules: `minijinja` with trimmed blocks, and with Python's own answers wherever a template
 //! can see the difference. What is where:
 //!
-//! - [`json`]: `tojson`, as Python's `json.dumps` prints.
-//! - [`python`]: `str()` and `repr()` of a value, floats above all.
-//! - [`strings`]: the methods of Python strings.
-//! - [`environment`]: filters, tests and functions, put together.
+//! - `json`: `tojson`, as Python's `json.dumps` prints.
+//! - `python`: `str()` and `repr()` of a value, floats above all.
+//! - `strings`: the methods of Python strings.
+//! - `environment`: filters, tests and functions, put together.
 //!
-//! Known difference: the operator `~` prints floats below 1e-4 or from 1e16 on, and lists and mappings, in
-//! `minijinja`'s notation; everything else that prints goes through [`python`]. Integers outside 64 bits
-//! arrive from JSON as floats.
+//! Known differences. The operator `~` prints floats below 1e-4 or from 1e16 on, and lists and mappings, in
+//! `minijinja`'s notation; everything else that prints goes through `python`. Integers outside 64 bits
+//! arrive from JSON as floats. The `generation` tag, which marks text for training, is not known.
+//!
+//! A template is a program that comes with the weights, and trusted as far as they are: the steps that it
+//! takes are bounded ([`ChatTemplate::STEP_LIMIT`]), the depth and size of values that it builds are not.
 
 mod environment;
 mod json;
@@ -20,6 +23,7 @@ mod python;
 mod strings;
 
 use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use minijinja::{Environment, ErrorKind, Value};
 use serde_json::Map;
@@ -91,8 +95,7 @@ impl ChatTemplate {
         environment.set_fuel(Some(Self::STEP_LIMIT));
         // Jinja2 reads every kind of line end as a line feed, in the text and in string literals.
         let source = source.replace("\r\n", "\n").replace('\r', "\n");
-        environment
-            .add_template_owned(NAME, source)
+        catching_panics(|| environment.add_template_owned(NAME, source))?
             .map_err(|error| TemplateError::Syntax(error.to_string()))?;
         Ok(ChatTemplate { environment, special_tokens: BTreeMap::new() })
     }
@@ -145,7 +148,7 @@ impl ChatTemplate {
         variables.insert("add_generation_prompt", Value::from(input.add_generation_prompt));
 
         let template = self.environment.get_template(NAME).map_err(explain)?;
-        template.render(Value::from_iter(variables)).map_err(explain)
+        catching_panics(|| template.render(Value::from_iter(variables)))?.map_err(explain)
     }
 }
 
@@ -166,6 +169,13 @@ fn configured_template(config: &Map<String, serde_json::Value>) -> Result<&str, 
             "its chat_template is neither a text nor a list of templates".to_string(),
         )),
     }
+}
+
+/// Runs the template library, which indexes outside of empty values for some expressions
+/// (`minijinja` 2.24, `""[::-1]`). It keeps no state between runs that a panic could leave half changed.
+fn catching_panics<T>(run: impl FnOnce() -> T) -> Result<T, TemplateError> {
+    catch_unwind(AssertUnwindSafe(run))
+        .map_err(|_| TemplateError::Failed("an expression in it is beyond the template library".to_string()))
 }
 
 /// Tells the template's own refusal, a runaway and a failure apart.

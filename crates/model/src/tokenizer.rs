@@ -12,7 +12,9 @@ use std::sync::Arc;
 use tokenizers::tokenizer::{
     Model, NormalizedString, Normalizer, OffsetType, PreTokenizedString, PreTokenizer,
 };
-use tokenizers::{DecoderWrapper, ModelWrapper, PostProcessorWrapper};
+use tokenizers::{
+    DecoderWrapper, ModelWrapper, NormalizerWrapper, PostProcessorWrapper, PreTokenizerWrapper,
+};
 
 /// Markers of the wire format that other parts of Lily look up with [`Tokenizer::token_id`].
 pub mod markers {
@@ -40,7 +42,8 @@ pub enum TokenizerError {
     Malformed(String),
     /// Another kind of tokenizer than the model family's.
     #[error(
-        "tokenizer.json has {part} {found}; Lily reads byte-level BPE (a BPE model with a ByteLevel decoder)"
+        "tokenizer.json has {part} {found}; Lily reads byte-level BPE \
+         (model BPE, decoder ByteLevel, normalizer NFC or none, pre-tokenizers Split and ByteLevel)"
     )]
     Unsupported {
         /// The section of the file.
@@ -77,28 +80,7 @@ impl Tokenizer {
             .map_err(|_| TokenizerError::Malformed("the tokenizer library rejects its contents".to_string()))?
             .map_err(|error| TokenizerError::Malformed(error.to_string()))?;
 
-        if !matches!(tokenizer.get_model(), ModelWrapper::BPE(_)) {
-            let found = match tokenizer.get_model() {
-                ModelWrapper::BPE(_) => "BPE",
-                ModelWrapper::WordPiece(_) => "WordPiece",
-                ModelWrapper::WordLevel(_) => "WordLevel",
-                ModelWrapper::Unigram(_) => "Unigram",
-            };
-            return Err(TokenizerError::Unsupported { part: "a model of type", found: found.to_string() });
-        }
-        match tokenizer.get_decoder() {
-            Some(DecoderWrapper::ByteLevel(_)) => {}
-            Some(other) => {
-                let found = serde_json::to_value(other)
-                    .ok()
-                    .and_then(|value| Some(value.get("type")?.as_str()?.to_string()))
-                    .unwrap_or_else(|| "of another type".to_string());
-                return Err(TokenizerError::Unsupported { part: "a decoder", found });
-            }
-            None => {
-                return Err(TokenizerError::Unsupported { part: "a decoder", found: "missing".to_string() });
-            }
-        }
+        check_parts(&tokenizer)?;
         let mut byte_ids = [0; 256];
         for (byte, id) in (0..=u8::MAX).zip(&mut byte_ids) {
             let spelled = CHAR_OF_BYTE[usize::from(byte)].to_string();
@@ -200,6 +182,42 @@ impl std::fmt::Debug for Tokenizer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Tokenizer({} tokens)", self.vocab_size())
     }
+}
+
+/// Refuses what is not byte-level BPE over Unicode text split by regular expressions. Apart from meaning
+/// something else, other parts of the library assert on parameters that the file may get wrong.
+fn check_parts(tokenizer: &tokenizers::Tokenizer) -> Result<(), TokenizerError> {
+    if !matches!(tokenizer.get_model(), ModelWrapper::BPE(_)) {
+        return Err(unsupported("a model", tokenizer.get_model()));
+    }
+    match tokenizer.get_decoder() {
+        Some(DecoderWrapper::ByteLevel(_)) => {}
+        other => return Err(unsupported("a decoder", &other)),
+    }
+    match tokenizer.get_normalizer() {
+        None | Some(NormalizerWrapper::NFC(_)) => {}
+        other => return Err(unsupported("a normalizer", &other)),
+    }
+    let pre_tokenizers = match tokenizer.get_pre_tokenizer() {
+        Some(PreTokenizerWrapper::Sequence(sequence)) => sequence.as_ref(),
+        Some(single) => std::slice::from_ref(single),
+        None => &[],
+    };
+    for part in pre_tokenizers {
+        if !matches!(part, PreTokenizerWrapper::ByteLevel(_) | PreTokenizerWrapper::Split(_)) {
+            return Err(unsupported("a pre-tokenizer", part));
+        }
+    }
+    Ok(())
+}
+
+fn unsupported(part: &'static str, found: &impl serde::Serialize) -> TokenizerError {
+    let written = serde_json::to_value(found).unwrap_or_default();
+    let found = match written.get("type").and_then(|name| name.as_str()) {
+        Some(name) => format!("of type {name}"),
+        None => "missing".to_string(),
+    };
+    TokenizerError::Unsupported { part, found }
 }
 
 /// Characters of white space in a row that the pre-tokenizer's regular expression is given at most.

@@ -174,13 +174,20 @@ fn a_tokenizer_of_another_kind_is_refused_by_name() {
         change(&mut file);
         Tokenizer::from_bytes(file.to_string().as_bytes()).unwrap_err()
     };
-    let model =
-        with(&|file| file["model"] = json!({ "type": "WordLevel", "vocab": { "a": 0 }, "unk_token": "a" }));
-    assert!(model.to_string().contains("a model of type WordLevel"), "{model}");
-    let decoder = with(&|file| file["decoder"] = json!({ "type": "Fuse" }));
-    assert!(decoder.to_string().contains("a decoder Fuse"), "{decoder}");
-    let none = with(&|file| file["decoder"] = Value::Null);
-    assert!(none.to_string().contains("a decoder missing"), "{none}");
+    for (part, content, complaint) in [
+        (
+            "model",
+            json!({ "type": "WordLevel", "vocab": { "a": 0 }, "unk_token": "a" }),
+            "a model of type WordLevel",
+        ),
+        ("decoder", json!({ "type": "Fuse" }), "a decoder of type Fuse"),
+        ("decoder", Value::Null, "a decoder missing"),
+        ("normalizer", json!({ "type": "Lowercase" }), "a normalizer of type Lowercase"),
+        ("pre_tokenizer", json!({ "type": "Whitespace" }), "a pre-tokenizer of type Whitespace"),
+    ] {
+        let error = with(&|file| file[part] = content.clone()).to_string();
+        assert!(error.contains(complaint), "{error}");
+    }
     let byte = with(&|file| {
         file["model"]["merges"] = json!([]);
         file["model"]["vocab"].as_object_mut().unwrap().shift_remove("Ġ");

@@ -5,6 +5,7 @@
 use std::path::{Path, PathBuf};
 
 use lily_model::chat_template::{ChatInput, ChatTemplate, TemplateError};
+use proptest::prelude::*;
 use serde_json::{Map, Value, json};
 
 const REPOSITORY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
@@ -128,6 +129,31 @@ fn a_damaged_template_is_an_error_with_its_place() {
         assert!(matches!(error, TemplateError::Syntax(_)), "{error}");
         assert!(error.to_string().contains("chat template:1"), "{error}");
     }
+}
+
+proptest! {
+    #[test]
+    fn a_template_with_pieces_exchanged_renders_or_is_refused(
+        swaps in prop::collection::vec((any::<prop::sample::Index>(), any::<prop::sample::Index>()), 1..6),
+    ) {
+        let source = demo_source();
+        let mut pieces: Vec<&str> = source.split_inclusive(|c: char| !c.is_alphanumeric()).collect();
+        for (a, b) in swaps {
+            let (a, b) = (a.index(pieces.len()), b.index(pieces.len()));
+            pieces.swap(a, b);
+        }
+        let call = json!({ "function": { "name": "f", "arguments": { "a": [1, 2.5, { "x": null }] } } });
+        let messages = [user("Hi"), json!({ "role": "assistant", "content": null, "tool_calls": [call] })];
+        let input = ChatInput { messages: &messages, tools: &messages, ..ChatInput::default() };
+        // Either outcome is right: what is tested is that there is one.
+        let _ = ChatTemplate::from_source(&pieces.concat()).and_then(|template| template.render(&input));
+    }
+}
+
+#[test]
+fn an_expression_that_the_library_stumbles_over_is_an_error() {
+    let template = ChatTemplate::from_source("{{ ''[::-1] }}").unwrap();
+    assert!(matches!(template.render(&ChatInput::default()), Err(TemplateError::Failed(_))));
 }
 
 #[test]

@@ -97,13 +97,13 @@ fn items(value: &Value) -> Result<Value, Error> {
     if value.is_undefined() {
         return Ok(Value::from(Vec::<Value>::new()));
     }
-    let pairs = value.as_object().and_then(|object| object.try_iter_pairs()).ok_or_else(|| {
-        Error::new(
+    if value.kind() != ValueKind::Map {
+        return Err(Error::new(
             ErrorKind::InvalidOperation,
             format!("can only get item pairs from a mapping, not from a {}", value.kind()),
-        )
-    })?;
-    Ok(pairs.map(|(key, item)| Value::from(vec![key, item])).collect())
+        ));
+    }
+    Ok(python::pairs(value).map(|(key, item)| Value::from(vec![key, item])).collect())
 }
 
 /// What has a length and elements by position or key: in Python also strings and mappings.

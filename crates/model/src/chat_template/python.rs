@@ -58,7 +58,7 @@ fn repr(out: &mut String, value: &Value, depth: usize) -> Result<(), Error> {
     Ok(())
 }
 
-/// Keys and values of a mapping, in order; none for anything else.
+/// Keys and values of a mapping, in order.
 pub(super) fn pairs(value: &Value) -> impl Iterator<Item = (Value, Value)> + use<> {
     value.as_object().and_then(|object| object.try_iter_pairs()).into_iter().flatten()
 }
