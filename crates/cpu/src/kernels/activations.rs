@@ -2,7 +2,7 @@
 //!
 //! Each group of [`GROUP_SIZE`] elements, the same groups that weights have, gets one scale: the largest
 //! magnitude over 127. Elements are rounded to the nearest step, halves to even. Since the scale comes from
-//! the group alone, the same row quantizes to the same bytes wherever it stands.
+//! the group alone, the same row quantizes to the same bytes wherever it stands. What comes of NaN and infinity is unspecified.
 //!
 //! The product with an affine row is then, with `w = s q + b` and `x = sx qx`,
 //!
@@ -20,7 +20,7 @@
 
 use lily_model::weights::GROUP_SIZE;
 
-use super::simd::{Kernel, Simd, run};
+use super::simd::{Kernel, LANES, Simd, run};
 use crate::isa::Isa;
 
 /// Largest magnitude of a quantized element.
@@ -158,33 +158,37 @@ struct QuantizeRow<'a> {
 impl Kernel for QuantizeRow<'_> {
     type Output = ();
 
-    /// Left to the compiler's vectorizer: it is one pass over a row that hundreds of matrix rows then read.
     #[inline(always)]
     unsafe fn compute<S: Simd>(self) {
         let groups = self.x.as_chunks::<GROUP_SIZE>().0.iter().zip(self.q.as_chunks_mut::<GROUP_SIZE>().0);
         for (((x, q), scale), sum) in groups.zip(self.scales).zip(self.sums) {
-            let mut largest = [0.0f32; 16];
-            for (i, x) in x.iter().enumerate() {
-                let magnitude = x.abs();
-                let lane = &mut largest[i % 16];
-                *lane = if magnitude > *lane { magnitude } else { *lane };
+            let mut rounded = [0i8; GROUP_SIZE];
+            // SAFETY: vectors of a group lie inside it and inside `rounded`.
+            unsafe {
+                let zero = S::splat(0.0);
+                let mut largest = zero;
+                for at in (0..GROUP_SIZE).step_by(LANES) {
+                    let v = S::load(x.as_ptr().add(at));
+                    largest = S::max(largest, S::max(v, S::sub(zero, v)));
+                }
+                let largest = S::max_lane(largest);
+                let per_step = S::splat(if largest > 0.0 { Q_MAX / largest } else { 0.0 });
+                let mut total = zero;
+                for at in (0..GROUP_SIZE).step_by(LANES) {
+                    let steps = S::round(S::mul(S::load(x.as_ptr().add(at)), per_step));
+                    // The product can exceed the limit by its rounding.
+                    let steps = S::max(S::splat(-Q_MAX), S::min(S::splat(Q_MAX), steps));
+                    // Small integers: exact in any order.
+                    total = S::add(total, steps);
+                    S::store_i8(rounded.as_mut_ptr().add(at), steps);
+                }
+                *scale = largest / Q_MAX;
+                *sum = *scale * S::sum(total);
             }
-            let largest = largest.into_iter().fold(0.0, f32::max);
-            let per_step = if largest > 0.0 { Q_MAX / largest } else { 0.0 };
-            let mut total = 0i32;
-            let mut rounded = [0i32; GROUP_SIZE];
-            for (rounded, x) in rounded.iter_mut().zip(x) {
-                let steps = (x * per_step).round_ties_even();
-                // The product can exceed the limit by its rounding; in reach it also keeps a NaN harmless.
-                *rounded = steps.clamp(-Q_MAX, Q_MAX) as i32;
-                total += *rounded;
+            for (i, pair) in rounded.as_chunks::<2>().0.iter().enumerate() {
+                q[i] = pair[0];
+                q[GROUP_SIZE / 2 + i] = pair[1];
             }
-            for i in 0..GROUP_SIZE / 2 {
-                q[i] = rounded[2 * i] as i8;
-                q[GROUP_SIZE / 2 + i] = rounded[2 * i + 1] as i8;
-            }
-            *scale = largest / Q_MAX;
-            *sum = *scale * total as f32;
         }
     }
 }

@@ -12,7 +12,8 @@ use lily_model::weights::GROUP_SIZE;
 use super::portable::unit_offset;
 use super::simd::{Kernel, LANES, Simd};
 use super::tile::{
-    Activation, Ahead, GROUP_BYTES, GROUP_UNITS, PANEL_ROWS, PANELS, SCALE_GROUPS, Source, TileOps, UNIT_BYTES,
+    Activation, Ahead, GROUP_BYTES, GROUP_UNITS, PANEL_ROWS, PANELS, SCALE_GROUPS, Source, TileOps,
+    UNIT_BYTES,
 };
 
 /// Runs a kernel compiled for AVX2, FMA and F16C.
@@ -41,6 +42,8 @@ pub struct Avx2<const VNNI: bool>;
 
 /// Lanes, and u32 words, of a register.
 const WORDS: usize = 8;
+/// Bytes of a cache line.
+const LINE: usize = 64;
 /// Registers of sixteen lanes.
 const HALVES: usize = LANES / WORDS;
 
@@ -94,7 +97,11 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
         // SAFETY: sixteen elements are readable.
         unsafe {
             let halves = [_mm_loadu_si128(from.cast()), _mm_loadu_si128(from.add(WORDS).cast())];
-            halves.map(|bits| _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(bits))))
+            // Not `map`: its closure would be compiled without the instruction set.
+            [
+                _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(halves[0]))),
+                _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(halves[1]))),
+            ]
         }
     }
 
@@ -135,18 +142,35 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
 
     #[inline(always)]
     unsafe fn round(a: Self::F) -> Self::F {
+        const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
         // SAFETY: the instruction set is there.
-        unsafe { a.map(|a| _mm256_round_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(a)) }
+        unsafe { [_mm256_round_ps::<NEAREST>(a[0]), _mm256_round_ps::<NEAREST>(a[1])] }
     }
 
     #[inline(always)]
     unsafe fn exp2_int(n: Self::F) -> Self::F {
         // SAFETY: the instruction set is there.
         unsafe {
-            n.map(|n| {
-                let biased = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
-                _mm256_castsi256_ps(_mm256_slli_epi32::<23>(biased))
-            })
+            let bias = _mm256_set1_epi32(127);
+            let biased = [
+                _mm256_add_epi32(_mm256_cvtps_epi32(n[0]), bias),
+                _mm256_add_epi32(_mm256_cvtps_epi32(n[1]), bias),
+            ];
+            [
+                _mm256_castsi256_ps(_mm256_slli_epi32::<23>(biased[0])),
+                _mm256_castsi256_ps(_mm256_slli_epi32::<23>(biased[1])),
+            ]
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn store_i8(to: *mut i8, v: Self::F) {
+        // SAFETY: sixteen elements are writable.
+        unsafe {
+            let words = _mm256_packs_epi32(_mm256_cvtps_epi32(v[0]), _mm256_cvtps_epi32(v[1]));
+            let words = _mm256_permute4x64_epi64::<0xd8>(words);
+            let bytes = _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256::<1>(words));
+            _mm_storeu_si128(to.cast(), bytes);
         }
     }
 
@@ -170,6 +194,37 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
             let four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight));
             let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
             _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)))
+        }
+    }
+
+    /// A tree that adds and transposes at once: each level halves both the vectors and the lanes of each.
+    #[inline(always)]
+    unsafe fn sum_each(v: &[Self::F; LANES]) -> Self::F {
+        // SAFETY: the instruction set is there.
+        unsafe {
+            let mut sums = [_mm256_setzero_ps(); HALVES];
+            for (half, sum) in sums.iter_mut().enumerate() {
+                let mut eights = [_mm256_setzero_ps(); WORDS];
+                for (eight, v) in eights.iter_mut().zip(&v[half * WORDS..]) {
+                    *eight = _mm256_add_ps(v[0], v[1]);
+                }
+                let mut fours = [_mm256_setzero_ps(); WORDS / 2];
+                for (i, four) in fours.iter_mut().enumerate() {
+                    let (a, b) = (eights[i], eights[i + 4]);
+                    *four = _mm256_add_ps(
+                        _mm256_permute2f128_ps::<0x20>(a, b),
+                        _mm256_permute2f128_ps::<0x31>(a, b),
+                    );
+                }
+                let mut twos = [_mm256_setzero_ps(); 2];
+                for (i, two) in twos.iter_mut().enumerate() {
+                    let (a, b) = (fours[2 * i], fours[2 * i + 1]);
+                    *two = _mm256_add_ps(_mm256_shuffle_ps::<0x44>(a, b), _mm256_shuffle_ps::<0xee>(a, b));
+                }
+                let [a, b] = twos;
+                *sum = _mm256_add_ps(_mm256_shuffle_ps::<0x88>(a, b), _mm256_shuffle_ps::<0xdd>(a, b));
+            }
+            sums
         }
     }
 }
@@ -233,20 +288,86 @@ unsafe fn dot_vnni(sum: __m256i, w: __m256i, x: __m256i) -> __m256i {
     unsafe { _mm256_dpbusd_avx_epi32(sum, w, x) }
 }
 
+/// The dot products of one group of packed weights with eight rows from `first` on.
+///
+/// # Safety
+/// 32 bytes from `at` on of the rows that exist are readable, `q` is good for a group, and the instruction set
+/// is there.
+#[inline(always)]
+unsafe fn row_dots<const VNNI: bool>(from: &Source, first: usize, at: usize, q: *const i8) -> __m256i {
+    // SAFETY: by contract.
+    unsafe {
+        let zero = _mm256_setzero_si256();
+        let (low, ones) = (_mm256_set1_epi8(15), _mm256_set1_epi16(1));
+        let evens = _mm256_loadu_si256(q.cast());
+        let odds = _mm256_loadu_si256(q.add(GROUP_SIZE / 2).cast());
+        let mut sums = [zero; WORDS];
+        for (row, sum) in sums.iter_mut().enumerate() {
+            let line = _mm256_loadu_si256(from.row(first + row).add(at).cast());
+            let (a, b) = (_mm256_and_si256(line, low), _mm256_and_si256(_mm256_srli_epi16::<4>(line), low));
+            *sum = if VNNI {
+                dot_vnni(dot_vnni(zero, a, evens), b, odds)
+            } else {
+                let pairs = _mm256_add_epi16(_mm256_maddubs_epi16(a, evens), _mm256_maddubs_epi16(b, odds));
+                _mm256_madd_epi16(pairs, ones)
+            };
+        }
+        // As in `sum_each`, a tree that adds and transposes at once.
+        let mut fours = [zero; WORDS / 2];
+        for (i, four) in fours.iter_mut().enumerate() {
+            let (a, b) = (sums[i], sums[i + 4]);
+            let (low, high) =
+                (_mm256_permute2x128_si256::<0x20>(a, b), _mm256_permute2x128_si256::<0x31>(a, b));
+            *four = _mm256_add_epi32(low, high);
+        }
+        let mut twos = [_mm256_setzero_ps(); 2];
+        for (i, two) in twos.iter_mut().enumerate() {
+            let (a, b) = (fours[2 * i], fours[2 * i + 1]);
+            let sum = _mm256_add_epi32(_mm256_unpacklo_epi64(a, b), _mm256_unpackhi_epi64(a, b));
+            *two = _mm256_castsi256_ps(sum);
+        }
+        let [a, b] = twos;
+        let (even, odd) = (_mm256_shuffle_ps::<0x88>(a, b), _mm256_shuffle_ps::<0xdd>(a, b));
+        _mm256_add_epi32(_mm256_castps_si256(even), _mm256_castps_si256(odd))
+    }
+}
+
 impl<const VNNI: bool> TileOps for Avx2<VNNI> {
     const TOKENS: usize = 3;
-    const DIRECT_TOKENS: usize = 0;
+    const DIRECT_TOKENS: usize = 4;
 
     #[inline(always)]
     unsafe fn multiply_rows(
-        _from: Source,
-        _scales: *const f32,
-        _biases: *const f32,
-        _groups: usize,
-        _ahead: Ahead,
-        _token: &Activation,
+        from: Source,
+        scales: *const f32,
+        biases: *const f32,
+        groups: usize,
+        ahead: Ahead,
+        token: &Activation,
     ) {
-        unreachable!("not faster than a tile")
+        // SAFETY: all pointers are good for `groups` groups and a panel's sums, by contract.
+        unsafe {
+            let mut acc = Self::load(token.acc);
+            let mut next = ahead.next;
+            for group in 0..groups {
+                let q = token.q.add(group * GROUP_SIZE);
+                let at = group * GROUP_SIZE / 2;
+                let dots = [row_dots::<VNNI>(&from, 0, at, q), row_dots::<VNNI>(&from, WORDS, at, q)];
+                for _ in 0..PANEL_ROWS * GROUP_SIZE / 2 / LINE {
+                    if next < ahead.end {
+                        _mm_prefetch::<_MM_HINT_T0>(next.cast());
+                    }
+                    next = next.wrapping_add(LINE);
+                }
+                let scale = Self::load(scales.add(group * PANEL_ROWS));
+                let bias = Self::load(biases.add(group * PANEL_ROWS));
+                let both = Self::mul(scale, Self::splat(*token.scales.add(group)));
+                let dots = [_mm256_cvtepi32_ps(dots[0]), _mm256_cvtepi32_ps(dots[1])];
+                acc = Self::fma(dots, both, acc);
+                acc = Self::fma(bias, Self::splat(*token.sums.add(group)), acc);
+            }
+            Self::store(token.acc, acc);
+        }
     }
 
     #[inline(always)]
@@ -428,7 +549,10 @@ unsafe fn group_dots<const N: usize, const SHIFT: i32>(
             for unit in first..first + SAFE_UNITS {
                 let w = weights.add(unit * UNIT_BYTES);
                 let w = [_mm256_loadu_si256(w.cast()), _mm256_loadu_si256(w.add(UNIT_BYTES / HALVES).cast())];
-                let w = w.map(|w| _mm256_and_si256(_mm256_srli_epi16::<SHIFT>(w), low));
+                let w = [
+                    _mm256_and_si256(_mm256_srli_epi16::<SHIFT>(w[0]), low),
+                    _mm256_and_si256(_mm256_srli_epi16::<SHIFT>(w[1]), low),
+                ];
                 for (sums, token) in sums.iter_mut().zip(tokens) {
                     let x = broadcast(token, group, unit);
                     for (sum, w) in sums.iter_mut().zip(w) {

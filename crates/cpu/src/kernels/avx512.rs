@@ -126,6 +126,12 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
+    unsafe fn store_i8(to: *mut i8, v: __m512) {
+        // SAFETY: sixteen elements are writable.
+        unsafe { _mm_storeu_si128(to.cast(), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(v))) }
+    }
+
+    #[inline(always)]
     unsafe fn keep_from(x: __m512, limit: f32, v: __m512) -> __m512 {
         // SAFETY: the instruction set is there.
         unsafe { _mm512_maskz_mov_ps(_mm512_cmp_ps_mask::<_CMP_GE_OQ>(x, _mm512_set1_ps(limit)), v) }
@@ -252,6 +258,19 @@ unsafe fn lines(from: &Source, at: usize, half: bool, ahead: usize) -> [__m512i;
     }
 }
 
+/// Half a group of activations from `q` on, and the same half of the group `second` further on.
+///
+/// # Safety
+/// Both are readable, and the instruction set is there.
+#[inline(always)]
+unsafe fn both_groups(q: *const i8, second: usize) -> __m512i {
+    // SAFETY: by contract.
+    unsafe {
+        let first = _mm512_castsi256_si512(_mm256_loadu_si256(q.cast()));
+        _mm512_inserti64x4::<1>(first, _mm256_loadu_si256(q.add(second * GROUP_SIZE).cast()))
+    }
+}
+
 /// The dot products of two groups, `[first, second][row]`, straight from sixteen rows of packed weights.
 ///
 /// # Safety
@@ -264,12 +283,7 @@ unsafe fn line_dots(from: &Source, at: usize, half: bool, q: *const i8, second: 
     unsafe {
         let zero = _mm512_setzero_si512();
         let low = _mm512_set1_epi8(15);
-        let pick = |at: usize| {
-            let first = _mm512_castsi256_si512(_mm256_loadu_si256(q.add(at).cast()));
-            let other = _mm256_loadu_si256(q.add(second * GROUP_SIZE + at).cast());
-            _mm512_inserti64x4::<1>(first, other)
-        };
-        let (evens, odds) = (pick(0), pick(HALF_GROUP));
+        let (evens, odds) = (both_groups(q, second), both_groups(q.add(HALF_GROUP), second));
         // Lanes 0..8 are sums of the first group, the others of the second.
         let mut sums = [zero; PANEL_ROWS];
         for (row, sum) in sums.iter_mut().enumerate() {
@@ -326,14 +340,22 @@ impl TileOps for Avx512 {
             for group in (0..groups).step_by(LINE_GROUPS) {
                 let half = group + 1 == groups;
                 let second = if half { group } else { group + 1 };
-                let dots = line_dots(&from, group * GROUP_SIZE / 2, half, token.q.add(group * GROUP_SIZE), second - group);
+                let dots = line_dots(
+                    &from,
+                    group * GROUP_SIZE / 2,
+                    half,
+                    token.q.add(group * GROUP_SIZE),
+                    second - group,
+                );
                 for _ in 0..PANEL_ROWS {
                     if next < ahead.end {
                         _mm_prefetch::<_MM_HINT_T0>(next.cast());
                     }
                     next = next.wrapping_add(LINE);
                 }
-                for (group, dot) in [group, second].into_iter().zip(dots).take(if half { 1 } else { LINE_GROUPS }) {
+                for (group, dot) in
+                    [group, second].into_iter().zip(dots).take(if half { 1 } else { LINE_GROUPS })
+                {
                     let scale = _mm512_loadu_ps(scales.add(group * PANEL_ROWS));
                     let bias = _mm512_loadu_ps(biases.add(group * PANEL_ROWS));
                     let both = _mm512_mul_ps(scale, _mm512_set1_ps(*token.scales.add(group)));
@@ -433,7 +455,10 @@ impl TileOps for Avx512 {
                 for unit in 0..GROUP_UNITS {
                     let chain = if N <= 2 { unit % CHAINS } else { 0 };
                     let at = group * GROUP_BYTES + unit * UNIT_BYTES;
-                    let w = weights.map(|weights| _mm512_loadu_si512(weights.add(at).cast()));
+                    let w = [
+                        _mm512_loadu_si512(weights[0].add(at).cast()),
+                        _mm512_loadu_si512(weights[1].add(at).cast()),
+                    ];
                     for t in 0..N {
                         let x = tokens[t].q.add(group * GROUP_SIZE + unit_offset(unit));
                         let x = _mm512_set1_epi32(x.cast::<i32>().read_unaligned());

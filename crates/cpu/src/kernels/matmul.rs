@@ -34,7 +34,8 @@ use super::OutRows;
 use super::activations::QuantizedRows;
 use super::simd::{Kernel, LANES, Simd, run};
 use super::tile::{
-    Activation, Ahead, GROUP_BYTES, MAX_TOKENS, PANEL_ROWS, PANELS, SCALE_GROUPS, Source, TILE_GROUPS, TILE_ROWS,
+    Activation, Ahead, GROUP_BYTES, MAX_TOKENS, PANEL_ROWS, PANELS, SCALE_GROUPS, Source, TILE_GROUPS,
+    TILE_ROWS,
 };
 use crate::isa::Isa;
 use crate::pool::{ThreadPool, partition};
@@ -302,7 +303,8 @@ impl Int8<'_> {
                         acc: acc.as_mut_ptr(),
                     };
                     // The first token's pass brings the lines in; the others find them in the cache.
-                    let next = w.data.as_ptr().wrapping_add(first * row_bytes + PANEL_ROWS * byte + AHEAD_BYTES);
+                    let next =
+                        w.data.as_ptr().wrapping_add(first * row_bytes + PANEL_ROWS * byte + AHEAD_BYTES);
                     let ahead = Ahead { next: if i == 0 { next } else { end }, end };
                     // SAFETY: as above; `acc` has a panel's sums.
                     unsafe { S::multiply_rows(from, scales, biases, count, ahead, &token) };

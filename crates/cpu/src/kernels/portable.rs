@@ -3,7 +3,9 @@
 use half::{bf16, f16};
 
 use super::simd::{LANES, Simd};
-use super::tile::{Activation, Ahead, GROUP_BYTES, GROUP_UNITS, PANEL_ROWS, PANELS, Source, TileOps, UNIT_BYTES};
+use super::tile::{
+    Activation, Ahead, GROUP_BYTES, GROUP_UNITS, PANEL_ROWS, PANELS, Source, TileOps, UNIT_BYTES,
+};
 use lily_model::weights::GROUP_SIZE;
 
 /// Sixteen f32 in an array.
@@ -104,6 +106,15 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
+    unsafe fn store_i8(to: *mut i8, v: Self::F) {
+        // SAFETY: sixteen elements are writable by contract.
+        let to = unsafe { std::slice::from_raw_parts_mut(to, LANES) };
+        for (to, v) in to.iter_mut().zip(v) {
+            *to = v as i8;
+        }
+    }
+
+    #[inline(always)]
     unsafe fn keep_from(x: Self::F, limit: f32, v: Self::F) -> Self::F {
         lanes!(|i| if x[i] >= limit { v[i] } else { 0.0 })
     }
@@ -187,10 +198,10 @@ impl TileOps for Portable {
                     for (unit, weights) in weights.chunks_exact(UNIT_BYTES).enumerate() {
                         // SAFETY: a group's elements are readable by contract.
                         let x = unsafe { unit_activations(token.q.add(group * GROUP_SIZE), unit) };
+                        let x = x.map(i32::from);
                         for (dot, w) in dots.iter_mut().zip(weights.as_chunks::<4>().0) {
-                            for i in 0..4 {
-                                *dot += i32::from(w[i]) * i32::from(x[i]);
-                            }
+                            let [a, b, c, d] = w.map(i32::from);
+                            *dot += a * x[0] + b * x[1] + c * x[2] + d * x[3];
                         }
                     }
                     for (row, dot) in dots.into_iter().enumerate() {

@@ -45,6 +45,8 @@ pub trait Simd: TileOps {
     unsafe fn round(a: Self::F) -> Self::F;
     /// Two to the power `n`, an integer from -126 to 127.
     unsafe fn exp2_int(n: Self::F) -> Self::F;
+    /// Integers from -127 to 127 to memory as bytes.
+    unsafe fn store_i8(to: *mut i8, v: Self::F);
     /// `v` where `x >= limit`, else 0.
     unsafe fn keep_from(x: Self::F, limit: f32, v: Self::F) -> Self::F;
 
