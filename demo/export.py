@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from model import CONFIG
 
+MLX_MODEL_TYPE = "qwen3_5_moe"
 GENERATION = {"do_sample": True, "temperature": 1.0, "top_p": 0.95, "top_k": 20}
 TOKENIZER_FILES = ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja"]
 
@@ -40,13 +41,21 @@ def write_hf(state, folder, tokenizer_from):
 
 
 def quantize(hf, out):
-    """4-bit affine, groups of 64; `mlx-lm` itself keeps the router and the shared expert's gate at 8 bits."""
-    work = out.parent / (out.name + ".converting")
+    """4-bit affine, groups of 64; `mlx-lm` itself keeps the router and the shared expert's gate at 8 bits.
+
+    `mlx-lm` knows the architecture as `qwen3_5_moe` only (nested or flat), so it is shown that name during the conversion.
+    """
+    source, work = out.parent / (out.name + ".source"), out.parent / (out.name + ".converting")
     shutil.rmtree(work, ignore_errors=True)
-    convert(str(hf), str(work), quantize=True, q_group_size=64, q_bits=4, dtype="bfloat16")
-    for name in ["model.safetensors", "config.json"]:
-        shutil.move(work / name, out / name)
+    shutil.copytree(hf, source, dirs_exist_ok=True)
+    config = json.loads((hf / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps({**config, "model_type": MLX_MODEL_TYPE}))
+    convert(str(source), str(work), quantize=True, q_group_size=64, q_bits=4, dtype="bfloat16")
+    written = json.loads((work / "config.json").read_text())
+    shutil.move(work / "model.safetensors", out / "model.safetensors")
+    (out / "config.json").write_text(json.dumps({**written, "model_type": config["model_type"], "dtype": "bfloat16"}, indent=2) + "\n")
     shutil.rmtree(work)
+    shutil.rmtree(source)
     for name in ["generation_config.json"] + TOKENIZER_FILES:
         if (hf / name).resolve() != (out / name).resolve():
             shutil.copy(hf / name, out / name)

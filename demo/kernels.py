@@ -37,13 +37,17 @@ def attn_core_cpu(q, k, v, borders):
 
 
 def delta_core_cpu(q, k, v, g, beta, borders):
-    """The gated delta rule in its chunked form as `transformers` writes it, one document at a time."""
-    from transformers.models.qwen3_5_moe.modeling_qwen3_5_moe import torch_chunk_gated_delta_rule
-
-    out = []
+    """The gated delta rule token by token, in float32."""
+    q, k, v, g, beta = (x.float() for x in (q, k, v, g, beta))
+    q, out = q * q.shape[-1] ** -0.5, []
     for a, b in zip(borders.list, borders.list[1:]):
-        out.append(torch_chunk_gated_delta_rule(*(x[a:b][None] for x in (q, k, v, g, beta)))[0][0])
-    return torch.cat(out)
+        state = torch.zeros(v.shape[1], k.shape[2], v.shape[2], device=v.device)
+        for i in range(a, b):
+            state = state * g[i].exp()[:, None, None]
+            read = torch.einsum("hkv,hk->hv", state, k[i])
+            state = state + torch.einsum("hk,hv->hkv", k[i], (v[i] - read) * beta[i][:, None])
+            out.append(torch.einsum("hkv,hk->hv", state, q[i]))
+    return torch.stack(out)
 
 
 def delta_core_gpu(q, k, v, g, beta, borders):
