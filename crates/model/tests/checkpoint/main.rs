@@ -2,6 +2,7 @@
 
 mod affine;
 mod config;
+mod demo;
 mod files;
 mod hostile;
 mod inspect;
