@@ -20,12 +20,15 @@ fn with(mut body: Value, fields: Value) -> Value {
 
 /// Joins a stream of one choice to the same shape as a whole answer's message and finish reason.
 fn joined(events: &[Value]) -> (String, String, Vec<Value>, Value) {
-    let (mut content, mut reasoning, mut calls, mut finish) = (String::new(), String::new(), vec![], Value::Null);
+    let (mut content, mut reasoning, mut calls, mut finish) =
+        (String::new(), String::new(), vec![], Value::Null);
     for choice in events.iter().flat_map(|event| event["choices"].as_array().expect("choices")) {
         let delta = &choice["delta"];
         content.push_str(delta["content"].as_str().unwrap_or_default());
         reasoning.push_str(delta["reasoning_content"].as_str().unwrap_or_default());
-        calls.extend(delta["tool_calls"].as_array().into_iter().flatten().map(|call| call["function"].clone()));
+        calls.extend(
+            delta["tool_calls"].as_array().into_iter().flatten().map(|call| call["function"].clone()),
+        );
         if !choice["finish_reason"].is_null() {
             finish = choice["finish_reason"].clone();
         }
@@ -79,7 +82,8 @@ fn the_model_calls_a_declared_tool_and_answers_from_its_result() {
     let (_, _, calls, finish) = whole(&completion);
     assert_eq!(finish, "tool_calls");
     assert_eq!(calls[0]["name"], "get_weather");
-    let arguments: Value = serde_json::from_str(calls[0]["arguments"].as_str().expect("a string")).expect("JSON");
+    let arguments: Value =
+        serde_json::from_str(calls[0]["arguments"].as_str().expect("a string")).expect("JSON");
     assert_eq!(arguments, json!({"city": "Rome"}));
 
     let message = completion["choices"][0]["message"].clone();
@@ -94,7 +98,8 @@ fn the_model_calls_a_declared_tool_and_answers_from_its_result() {
 #[test]
 fn choices_are_numbered_and_repeat_with_their_seed() {
     let server = Server::start(&[]);
-    let body = with(question("Tell me a story."), json!({"n": 3, "temperature": 2.0, "seed": 11, "max_tokens": 12}));
+    let body =
+        with(question("Tell me a story."), json!({"n": 3, "temperature": 2.0, "seed": 11, "max_tokens": 12}));
     let contents = |completion: &Value| -> Vec<Value> {
         let choices = completion["choices"].as_array().expect("choices");
         choices.iter().map(|choice| json!([choice["index"], choice["message"]["content"]])).collect()
@@ -106,10 +111,8 @@ fn choices_are_numbered_and_repeat_with_their_seed() {
     for (index, expected) in contents(&first).iter().enumerate() {
         let of_choice = |choice: &&Value| choice["index"] == index;
         let choices = streamed.iter().flat_map(|event| event["choices"].as_array().expect("choices"));
-        let text: String = choices
-            .filter(of_choice)
-            .filter_map(|choice| choice["delta"]["content"].as_str())
-            .collect();
+        let text: String =
+            choices.filter(of_choice).filter_map(|choice| choice["delta"]["content"].as_str()).collect();
         assert_eq!(json!([index, text]), *expected);
     }
 }
@@ -153,7 +156,14 @@ fn what_is_wrong_is_said_in_the_protocols_shape_and_by_its_field() {
         ("POST", chat, body(json!({"temperature": "hot"})), 400, json!("temperature"), "invalid_type"),
         ("POST", chat, body(json!({"top_p": 2})), 400, json!("top_p"), "invalid_value"),
         ("POST", chat, body(json!({"presence_penalty": 3})), 400, json!("presence_penalty"), "invalid_value"),
-        ("POST", chat, body(json!({"logit_bias": {"99999999": 1}})), 400, json!("logit_bias"), "invalid_value"),
+        (
+            "POST",
+            chat,
+            body(json!({"logit_bias": {"99999999": 1}})),
+            400,
+            json!("logit_bias"),
+            "invalid_value",
+        ),
         ("POST", chat, body(json!({"stop": [""]})), 400, json!("stop"), "invalid_value"),
         ("POST", chat, body(json!({"prediction": {}})), 400, json!("prediction"), "unsupported_parameter"),
         ("POST", chat, body(json!({"messages": late_system})), 400, json!("messages"), "invalid_value"),

@@ -11,7 +11,8 @@ use crate::app::{App, router};
 /// How long answers that are under way may go on once the server was asked to stop.
 const GRACE: Duration = Duration::from_secs(10);
 
-/// Serves until `stop` completes, then lets answers under way finish for [`GRACE`], and cancels the rest.
+/// Serves until `stop` completes, then lets answers under way finish for ten seconds, and cancels the
+/// rest.
 pub async fn serve(
     listener: TcpListener,
     app: App,

@@ -151,7 +151,8 @@ impl Connection {
     /// Reads the response to its end.
     pub fn response(mut self) -> Response {
         let status_line = self.line().expect("there is a response");
-        let status = status_line.split(' ').nth(1).and_then(|code| code.parse().ok()).expect("it has a status");
+        let status =
+            status_line.split(' ').nth(1).and_then(|code| code.parse().ok()).expect("it has a status");
         let mut headers = Vec::new();
         while let Some(line) = self.line().filter(|line| !line.is_empty()) {
             headers.push(line.to_ascii_lowercase());
