@@ -5,14 +5,17 @@
 //! on some, so a config that leaves one out is refused rather than guessed. All refusals are collected before
 //! any is reported.
 
-use std::collections::BTreeMap;
+mod fields;
+mod quantization;
 
 use serde_json::{Map, Value};
 
 use crate::error::{ModelError, Refusal};
 use crate::geometry::{AttentionGeometry, DeltaGeometry, Geometry, LayerKind, MoeGeometry};
-use crate::names;
-use crate::weights::{Format, GROUP_SIZE};
+use crate::weights::GROUP_SIZE;
+use fields::{Fields, show};
+
+pub use quantization::Quantization;
 
 /// What `config.json` says, checked.
 #[derive(Clone, Debug, PartialEq)]
@@ -25,22 +28,6 @@ pub struct ModelConfig {
     pub quantization: Quantization,
     /// `eos_token_id`: one or several, or none.
     pub eos_token_ids: Vec<u32>,
-}
-
-/// Formats of the quantized modules.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Quantization {
-    /// Format of modules without an override; `None` where the checkpoint is not quantized.
-    pub default: Option<Format>,
-    /// Formats by module path (`model.layers.0.mlp.gate`: no `language_model.`); `None` is "not quantized".
-    pub overrides: BTreeMap<String, Option<Format>>,
-}
-
-impl Quantization {
-    /// The format declared for `module`, or `None` where it is not quantized.
-    pub fn of(&self, module: &str) -> Option<Format> {
-        self.overrides.get(module).copied().unwrap_or(self.default)
-    }
 }
 
 const MODEL_TYPES: [&str; 2] = ["qwen3_5_moe", "qwen3_5_moe_text"];
@@ -65,8 +52,6 @@ const ROTARY_TOLERANCE: f64 = 1e-6;
 const DEFAULT_RMS_EPS: f64 = 1e-6;
 /// Default of `full_attention_interval` in `transformers` and in `mlx-lm`.
 const DEFAULT_ATTENTION_INTERVAL: u64 = 4;
-/// Defaults of an MLX quantization entry.
-const DEFAULT_BITS: u64 = 4;
 
 /// Reads the text of `config.json`.
 ///
@@ -112,7 +97,7 @@ pub fn parse_config(value: &Value) -> Result<ModelConfig, ModelError> {
         _ => fields.bool("tie_word_embeddings"),
     };
     let geometry = geometry(&mut fields, tied.unwrap_or(false));
-    let quantization = quantization(root, text, &mut fields.refusals);
+    let quantization = quantization::read(root, text, &mut fields.refusals);
     let eos = text.get("eos_token_id").filter(|v| !v.is_null()).or_else(|| root.get("eos_token_id"));
     let eos_token_ids = match eos {
         Some(Value::Array(ids)) => ids.iter().filter_map(token_id).collect(),
@@ -327,142 +312,4 @@ pub fn constraints(g: &Geometry) -> Vec<Refusal> {
         "at least one \"linear_attention\" layer, whose conv1d tells MLX's layout from Hugging Face's".into(),
     );
     refusals
-}
-
-fn quantization(
-    root: &Map<String, Value>,
-    text: &Map<String, Value>,
-    refusals: &mut Vec<Refusal>,
-) -> Quantization {
-    let mut found = None;
-    for field in ["quantization", "quantization_config"] {
-        for object in [root, text] {
-            if found.is_none() {
-                found = object.get(field).filter(|v| !v.is_null()).map(|v| (field, v));
-            }
-        }
-    }
-    let Some((field, value)) = found else { return Quantization::default() };
-    let mut refuse = |path: String, found: &Value, supported: &str| {
-        let found = show(found);
-        refusals.push(Refusal::Field { field: path, found, supported: supported.into() });
-    };
-    let Some(object) = value.as_object() else {
-        refuse(field.into(), value, "an object with `group_size` and `bits`");
-        return Quantization::default();
-    };
-    if let Some(method) = object.get("quant_method") {
-        refuse(format!("{field}.quant_method"), method, "MLX's affine format, which has no such field");
-        return Quantization::default();
-    }
-    let default = format_of(field, object, &mut refuse);
-    let mut overrides = BTreeMap::new();
-    for (path, entry) in object {
-        if matches!(path.as_str(), "group_size" | "bits" | "mode") || names::skipped(path).is_some() {
-            continue;
-        }
-        let format = match entry {
-            Value::Bool(false) => None,
-            Value::Bool(true) => default,
-            Value::Object(entry) => format_of(&format!("{field}.{path}"), entry, &mut refuse),
-            other => {
-                refuse(format!("{field}.{path}"), other, "an object with `group_size` and `bits`, or false");
-                None
-            }
-        };
-        overrides.insert(names::canonical(path).to_string(), format);
-    }
-    Quantization { default, overrides }
-}
-
-/// The format of one quantization entry; what Lily does not read is passed to `refuse`.
-fn format_of(
-    path: &str,
-    entry: &Map<String, Value>,
-    refuse: &mut impl FnMut(String, &Value, &str),
-) -> Option<Format> {
-    let group = entry.get("group_size").filter(|v| !v.is_null());
-    if let Some(other) = group.filter(|v| v.as_u64() != Some(GROUP_SIZE as u64)) {
-        refuse(format!("{path}.group_size"), other, &GROUP_SIZE.to_string());
-    }
-    let mode = entry.get("mode").filter(|v| !v.is_null());
-    if let Some(other) = mode.filter(|v| v.as_str() != Some("affine")) {
-        refuse(format!("{path}.mode"), other, "\"affine\"");
-    }
-    let bits = entry.get("bits").filter(|v| !v.is_null()).cloned().unwrap_or(DEFAULT_BITS.into());
-    match bits.as_u64() {
-        Some(4) => Some(Format::Affine4),
-        Some(8) => Some(Format::Affine8),
-        _ => {
-            refuse(format!("{path}.bits"), &bits, "4 and 8");
-            None
-        }
-    }
-}
-
-/// Longest value that a refusal quotes, in characters.
-const SHOWN_VALUE: usize = 80;
-
-/// A value as a refusal quotes it.
-fn show(value: &Value) -> String {
-    let text = value.to_string();
-    match text.char_indices().nth(SHOWN_VALUE) {
-        Some((end, _)) => format!("{}…", &text[..end]),
-        None => text,
-    }
-}
-
-/// Typed access to one object, collecting refusals.
-struct Fields<'a> {
-    object: &'a Map<String, Value>,
-    prefix: &'a str,
-    refusals: Vec<Refusal>,
-}
-
-impl<'a> Fields<'a> {
-    /// The value of `field`; null counts as absent.
-    fn get(&self, field: &str) -> Option<&'a Value> {
-        self.object.get(field).filter(|v| !v.is_null())
-    }
-
-    fn refuse(&mut self, field: &str, found: String, supported: &str) {
-        let field = format!("{}{field}", self.prefix);
-        self.refusals.push(Refusal::Field { field, found, supported: supported.into() });
-    }
-
-    /// Refuses every value of `field` but `supported`; absent is accepted.
-    fn only(&mut self, field: &str, supported: &Value) {
-        if let Some(found) = self.get(field).filter(|v| *v != supported) {
-            self.refuse(field, show(found), &supported.to_string());
-        }
-    }
-
-    /// A required size from 1 to `max`; 0 stands for one that was refused.
-    fn size(&mut self, field: &str, max: u64) -> usize {
-        let found = self.get(field);
-        match found.and_then(Value::as_u64) {
-            Some(n) if (1..=max).contains(&n) => n as usize,
-            _ => {
-                let found = found.map_or("missing".into(), show);
-                self.refuse(field, found, &format!("whole numbers from 1 to {max}"));
-                0
-            }
-        }
-    }
-
-    fn number(&mut self, field: &str) -> Option<f64> {
-        let found = self.get(field)?;
-        if found.as_f64().is_none() {
-            self.refuse(field, show(found), "a number");
-        }
-        found.as_f64()
-    }
-
-    fn bool(&mut self, field: &str) -> Option<bool> {
-        let found = self.get(field)?;
-        if found.as_bool().is_none() {
-            self.refuse(field, show(found), "true and false");
-        }
-        found.as_bool()
-    }
 }
