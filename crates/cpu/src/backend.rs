@@ -43,7 +43,7 @@ pub enum Numerics {
 /// How to build a [`CpuBackend`].
 #[derive(Clone, Debug)]
 pub struct CpuOptions {
-    /// Worker threads; the physical cores where `None`.
+    /// Threads of the fast arithmetic, the physical cores where `None`; the reference runs on one.
     pub threads: Option<usize>,
     /// The most tokens that one sequence may hold (never more than the model's own limit).
     pub ctx_len: usize,

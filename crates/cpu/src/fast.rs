@@ -162,7 +162,7 @@ pub struct Projection<'a> {
     pub precision: Precision,
 }
 
-/// All `projections` of `x` in one fork: their rows together are shared out in tasks of [`TASK_ROWS`].
+/// All `projections` of `x` in one fork: their rows together are shared out in blocks.
 pub fn project<const N: usize>(machine: &Machine, x: &Activations, projections: [Projection<'_>; N]) {
     let tokens = x.indices(0..x.rows);
     let jobs = projections.map(|p| (p.matrix, p.precision, OutRows::new(p.out, p.matrix.rows)));

@@ -127,7 +127,7 @@ pub struct FastProjections<'a> {
     pub v: &'a mut [f32],
 }
 
-/// Fast form; `normed` is scratch of the shape of `x`, `angles` as in [`reference`].
+/// Fast form; `normed` is scratch of the shape of `x`, `angles` as in the plain form.
 #[allow(clippy::too_many_arguments, reason = "one argument per tensor of the stage")]
 pub fn fast(
     machine: &Machine,

@@ -30,6 +30,9 @@ pub fn reference(weights: &DeltaWeights, norm: &[f32], eps: f32, x: &[f32], out:
 }
 
 /// Fast form: all four projections share one fork. `normed` is scratch of the shape of `x`.
+///
+/// The two that become gates keep f32 activations: they are few rows, and what they decide lasts for the rest
+/// of the sequence.
 pub fn fast(
     machine: &Machine,
     weights: &DeltaWeights,
@@ -41,14 +44,15 @@ pub fn fast(
 ) {
     normed.norm(machine, x, norm, eps);
     let int8 = |matrix, out| Projection { matrix, out, precision: Precision::Int8 };
+    let f32 = |matrix, out| Projection { matrix, out, precision: Precision::F32 };
     project(
         machine,
         normed,
         [
             int8(weights.in_proj_qkv.view(), out.qkv),
             int8(weights.in_proj_z.view(), out.z),
-            int8(weights.in_proj_b.view(), out.b),
-            int8(weights.in_proj_a.view(), out.a),
+            f32(weights.in_proj_b.view(), out.b),
+            f32(weights.in_proj_a.view(), out.a),
         ],
     );
 }
