@@ -147,9 +147,9 @@ pub struct ScoreArgs {
     /// Held-out questions, one JSON object a line
     #[arg(long, value_name = "FILE", default_value = "demo/heldout.jsonl")]
     pub heldout: PathBuf,
-    /// Score only this task family
+    /// Score only this task family; can be given several times
     #[arg(long, value_name = "NAME")]
-    pub family: Option<String>,
+    pub family: Vec<String>,
     /// Score only the first N questions of each family
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     pub limit: Option<usize>,

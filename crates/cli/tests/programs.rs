@@ -1,12 +1,13 @@
 //! `lily` as a person meets it: good answers on standard output, one sentence for what goes wrong.
 
-mod support;
+#[path = "support/process.rs"]
+mod process;
 
 use std::io::Write;
 use std::net::TcpListener;
 use std::process::{Command, Stdio};
 
-use support::{lily, run, text};
+use process::{lily, run, text};
 
 /// The one line that a failing program leaves, and its exit code.
 fn failure(command: &mut Command) -> (Option<i32>, String) {

@@ -1,9 +1,13 @@
 //! `lily-server` on the demo, over plain HTTP: what a client can rely on.
 
-mod support;
+#[path = "support/http.rs"]
+mod http;
+#[path = "support/process.rs"]
+mod process;
 
+use http::Server;
+use process::{lily, run, text};
 use serde_json::{Value, json};
-use support::{Server, lily, run, text};
 
 const SUM: &str = "What is 17 + 25?";
 
@@ -185,11 +189,9 @@ fn what_is_wrong_is_said_in_the_protocols_shape_and_by_its_field() {
         assert_eq!(error["param"], param, "{case}");
         assert_eq!(error["code"], code, "{case}");
         assert_eq!(error["type"], "invalid_request_error", "{case}");
-        assert!(error["message"].as_str().is_some_and(|message| !message.is_empty()), "{case}");
-        if let Some(name) = param.as_str().filter(|_| code != "context_length_exceeded") {
-            let named = error["message"].as_str().is_some_and(|message| message.contains(name));
-            assert!(named || path == "messages" || name == "messages" || name == "model", "{case}");
-        }
+        let message = error["message"].as_str().expect("a message");
+        let field = param.as_str().filter(|field| !matches!(*field, "messages" | "model"));
+        assert!(!message.is_empty() && field.is_none_or(|field| message.contains(field)), "{case}");
     }
     let reply = server.request("POST", chat, &body(json!({"messages": long}))).json();
     let message = reply["error"]["message"].as_str().expect("a message");
@@ -211,6 +213,22 @@ fn a_client_that_goes_away_takes_its_work_with_it() {
         drop(connection);
         server.wait_until_running(0);
     }
+}
+
+#[test]
+fn more_than_the_queue_holds_is_refused_for_now() {
+    let server = Server::start(&[]);
+    let body = with(question("Tell me a story."), json!({"ignore_eos": true, "max_tokens": 30_000, "n": 16}));
+    let streamed = with(body.clone(), json!({"stream": true})).to_string();
+    let open = || server.open("POST", "/v1/chat/completions", "", streamed.as_bytes());
+    let mut connections: Vec<_> = (0..4).map(|_| open()).collect();
+    connections.iter_mut().for_each(|connection| drop(connection.first_event()));
+    let refused = server.chat(&body);
+    assert_eq!((refused.status, &refused.json()["error"]["code"]), (503, &json!("overloaded")));
+    assert!(refused.headers.iter().any(|header| header.starts_with("retry-after: ")), "{refused:?}");
+    drop(connections);
+    server.wait_until_running(0);
+    assert_eq!(server.chat(&question(SUM)).status, 200);
 }
 
 #[test]

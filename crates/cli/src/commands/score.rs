@@ -112,12 +112,12 @@ fn select(items: Vec<Item>, args: &ScoreArgs) -> anyhow::Result<Vec<(String, Vec
             None => families.push((item.family.clone(), vec![item])),
         }
     }
-    if let Some(wanted) = &args.family {
-        let known: Vec<String> = families.iter().map(|(family, _)| family.clone()).collect();
-        families.retain(|(family, _)| family == wanted);
-        if families.is_empty() {
-            bail!("there is no family {wanted:?}; the file has {}", known.join(", "));
-        }
+    let known: Vec<&str> = families.iter().map(|(family, _)| family.as_str()).collect();
+    if let Some(unknown) = args.family.iter().find(|wanted| !known.contains(&wanted.as_str())) {
+        bail!("there is no family {unknown:?}; the file has {}", known.join(", "));
+    }
+    if !args.family.is_empty() {
+        families.retain(|(family, _)| args.family.contains(family));
     }
     if families.is_empty() {
         bail!("{} holds no questions", args.heldout.display());

@@ -1,31 +1,14 @@
-//! The built programs as a test sees them: processes, and HTTP over a plain socket.
+//! A running `lily-server`, and HTTP over a plain socket.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
 /// Longest wait for something that must happen soon; only a failing test waits so long.
 const PATIENCE: Duration = Duration::from_secs(60);
-
-/// `lily` with arguments.
-pub fn lily(args: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_lily"));
-    command.args(args).stdin(Stdio::null());
-    command
-}
-
-/// Runs a command to its end.
-pub fn run(command: &mut Command) -> Output {
-    command.output().expect("the program starts")
-}
-
-/// What a program wrote, as text.
-pub fn text(bytes: &[u8]) -> String {
-    String::from_utf8(bytes.to_vec()).expect("output is UTF-8")
-}
 
 /// A `lily-server` on a free port, ended with the test.
 pub struct Server {
@@ -159,7 +142,7 @@ impl Connection {
         }
         let chunked = headers.iter().any(|header| header == "transfer-encoding: chunked");
         let body = if chunked { self.chunks() } else { self.rest() };
-        Response { status, headers, body: text(&body) }
+        Response { status, headers, body: String::from_utf8(body).expect("a body is UTF-8") }
     }
 
     fn rest(&mut self) -> Vec<u8> {
@@ -189,6 +172,7 @@ impl Connection {
 #[derive(Debug)]
 pub struct Response {
     pub status: u16,
+    /// In lower case.
     pub headers: Vec<String>,
     pub body: String,
 }
@@ -200,6 +184,7 @@ impl Response {
 
     /// The events of a stream, which must end as the protocol says.
     pub fn events(&self) -> Vec<Value> {
+        assert!(self.headers.iter().any(|header| header == "content-type: text/event-stream"), "{self:?}");
         let mut data: Vec<&str> = self.body.lines().filter_map(|line| line.strip_prefix("data: ")).collect();
         assert_eq!(data.pop(), Some("[DONE]"), "{self:?}");
         data.into_iter().map(|event| serde_json::from_str(event).expect("an event is JSON")).collect()
