@@ -282,7 +282,7 @@ proptest! {
         let pass = |isa: Isa, cuts: &[usize]| {
             let (mut state, mut out) = (start.clone(), vec![0.0; tokens * HEADS * DIM]);
             for cut in cuts.windows(2) {
-                let rows = |data| Strided { data: &data_from(data, cut[0] * HEADS * DIM + DIM)[..], stride: HEADS * DIM };
+                let rows = |data| Strided { data: data_from(data, cut[0] * HEADS * DIM + DIM), stride: HEADS * DIM };
                 let chunk = DeltaTokens {
                     tokens: cut[1] - cut[0],
                     queries: rows(&q),

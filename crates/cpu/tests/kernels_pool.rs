@@ -91,7 +91,7 @@ fn shares_cover_everything_once_and_are_cut_at_blocks() {
             for worker in 0..workers {
                 let share = partition(count, 32, worker, workers);
                 assert_eq!(share.start, next);
-                assert!(share.end == count || share.end % 32 == 0);
+                assert!(share.end == count || share.end.is_multiple_of(32));
                 next = share.end;
             }
             assert_eq!(next, count);

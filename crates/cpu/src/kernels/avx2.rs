@@ -4,6 +4,7 @@
 //! is at most 3,810, so eight units can be summed before they are widened; 8-bit weights are taken as two
 //! 4-bit halves, so that nothing saturates.
 
+use std::arch::asm;
 use std::arch::x86_64::*;
 
 use half::{bf16, f16};
@@ -12,7 +13,7 @@ use lily_model::weights::GROUP_SIZE;
 use super::portable::unit_offset;
 use super::simd::{Kernel, LANES, Simd};
 use super::tile::{
-    Activation, Ahead, GROUP_BYTES, GROUP_UNITS, PANEL_ROWS, PANELS, SCALE_GROUPS, Source, TileOps,
+    Activation, Ahead, GROUP_BYTES, GROUP_UNITS, LINE, PANEL_ROWS, PANELS, SCALE_GROUPS, Source, TileOps,
     UNIT_BYTES,
 };
 
@@ -42,8 +43,6 @@ pub struct Avx2<const VNNI: bool>;
 
 /// Lanes, and u32 words, of a register.
 const WORDS: usize = 8;
-/// Bytes of a cache line.
-const LINE: usize = 64;
 /// Registers of sixteen lanes.
 const HALVES: usize = LANES / WORDS;
 
@@ -288,13 +287,30 @@ unsafe fn dot_vnni(sum: __m256i, w: __m256i, x: __m256i) -> __m256i {
     unsafe { _mm256_dpbusd_avx_epi32(sum, w, x) }
 }
 
+/// Asks the cache for a line that is read once. An instruction of its own, not the intrinsic, because the
+/// compiler would gather those in front of the reads that they are to stand between.
+///
+/// # Safety
+/// None beyond the instruction's: it touches nothing and never faults.
+#[inline(always)]
+pub(super) unsafe fn ask(place: *const u8) {
+    // SAFETY: a hint.
+    unsafe { asm!("prefetchnta [{place}]", place = in(reg) place, options(nostack, preserves_flags)) };
+}
+
 /// The dot products of one group of packed weights with eight rows from `first` on.
 ///
 /// # Safety
 /// 32 bytes from `at` on of the rows that exist are readable, `q` is good for a group, and the instruction set
 /// is there.
 #[inline(always)]
-unsafe fn row_dots<const VNNI: bool>(from: &Source, first: usize, at: usize, q: *const i8) -> __m256i {
+unsafe fn row_dots<const VNNI: bool>(
+    from: &Source,
+    first: usize,
+    at: usize,
+    q: *const i8,
+    (next, apart): (*const u8, usize),
+) -> __m256i {
     // SAFETY: by contract.
     unsafe {
         let zero = _mm256_setzero_si256();
@@ -303,6 +319,10 @@ unsafe fn row_dots<const VNNI: bool>(from: &Source, first: usize, at: usize, q: 
         let odds = _mm256_loadu_si256(q.add(GROUP_SIZE / 2).cast());
         let mut sums = [zero; WORDS];
         for (row, sum) in sums.iter_mut().enumerate() {
+            if row % 2 == 0 {
+                // One for each line read: in a burst they would hold up the reads behind them.
+                ask(next.wrapping_add(row / 2 * apart));
+            }
             let line = _mm256_loadu_si256(from.row(first + row).add(at).cast());
             let (a, b) = (_mm256_and_si256(line, low), _mm256_and_si256(_mm256_srli_epi16::<4>(line), low));
             *sum = if VNNI {
@@ -348,17 +368,15 @@ impl<const VNNI: bool> TileOps for Avx2<VNNI> {
         // SAFETY: all pointers are good for `groups` groups and a panel's sums, by contract.
         unsafe {
             let mut acc = Self::load(token.acc);
-            let mut next = ahead.next;
             for group in 0..groups {
                 let q = token.q.add(group * GROUP_SIZE);
                 let at = group * GROUP_SIZE / 2;
-                let dots = [row_dots::<VNNI>(&from, 0, at, q), row_dots::<VNNI>(&from, WORDS, at, q)];
-                for _ in 0..PANEL_ROWS * GROUP_SIZE / 2 / LINE {
-                    if next < ahead.end {
-                        _mm_prefetch::<_MM_HINT_T0>(next.cast());
-                    }
-                    next = next.wrapping_add(LINE);
-                }
+                let (next, apart) = ahead.lines(group, PANEL_ROWS * GROUP_SIZE / 2 / LINE, from.data);
+                let rest = next.wrapping_add(WORDS / 2 * apart);
+                let dots = [
+                    row_dots::<VNNI>(&from, 0, at, q, (next, apart)),
+                    row_dots::<VNNI>(&from, WORDS, at, q, (rest, apart)),
+                ];
                 let scale = Self::load(scales.add(group * PANEL_ROWS));
                 let bias = Self::load(biases.add(group * PANEL_ROWS));
                 let both = Self::mul(scale, Self::splat(*token.scales.add(group)));

@@ -1,5 +1,6 @@
 //! AVX-512 with VNNI: sixteen f32 in one register, and sixty-four byte products in one instruction.
 
+use std::arch::asm;
 use std::arch::x86_64::*;
 
 use half::{bf16, f16};
@@ -27,8 +28,6 @@ pub struct Avx512;
 
 /// u32 words of a cache line.
 const WORDS: usize = 16;
-/// Bytes of a cache line.
-const LINE: usize = 64;
 
 impl Simd for Avx512 {
     type F = __m512;
@@ -271,13 +270,40 @@ unsafe fn both_groups(q: *const i8, second: usize) -> __m512i {
     }
 }
 
+/// Asks the cache for a line that is read once, after `value` is there. The compiler would gather such requests
+/// in front of the arithmetic, and in a burst they hold up the reads behind them.
+///
+/// # Safety
+/// The instruction set is there; the line is not touched, and the request never faults.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
+unsafe fn ask_after(place: *const u8, mut value: __m512i) -> __m512i {
+    // SAFETY: a hint.
+    unsafe {
+        asm!(
+            "prefetchnta [{place}]", "/* {value} */",
+            place = in(reg) place, value = inout(zmm_reg) value,
+            options(nostack, preserves_flags)
+        );
+    }
+    value
+}
+
 /// The dot products of two groups, `[first, second][row]`, straight from sixteen rows of packed weights.
 ///
 /// # Safety
 /// 64 bytes from `at` on (32 where `half`) of the rows that exist are readable, and `q` is good for the groups
 /// 0 and `second`.
-#[inline(always)]
-unsafe fn line_dots(from: &Source, at: usize, half: bool, q: *const i8, second: usize) -> [__m512i; 2] {
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
+unsafe fn line_dots(
+    from: &Source,
+    at: usize,
+    half: bool,
+    q: *const i8,
+    second: usize,
+    (next, apart): (*const u8, usize),
+) -> [__m512i; 2] {
     const HALF_GROUP: usize = GROUP_SIZE / 2;
     // SAFETY: by contract.
     unsafe {
@@ -294,7 +320,8 @@ unsafe fn line_dots(from: &Source, at: usize, half: bool, q: *const i8, second: 
                 _mm512_loadu_si512(place.cast())
             };
             let even = _mm512_dpbusd_epi32(zero, _mm512_and_si512(line, low), evens);
-            *sum = _mm512_dpbusd_epi32(even, _mm512_and_si512(_mm512_srli_epi16::<4>(line), low), odds);
+            let both = _mm512_dpbusd_epi32(even, _mm512_and_si512(_mm512_srli_epi16::<4>(line), low), odds);
+            *sum = ask_after(next.wrapping_add(row * apart), both);
         }
         // As in `sum_each`, a tree that adds and transposes at once; rows go in in the order it undoes.
         let mut fours = [zero; 8];
@@ -336,23 +363,13 @@ impl TileOps for Avx512 {
         // SAFETY: all pointers are good for `groups` groups and a panel's sums, by contract.
         unsafe {
             let mut acc = _mm512_loadu_ps(token.acc);
-            let mut next = ahead.next;
             for group in (0..groups).step_by(LINE_GROUPS) {
                 let half = group + 1 == groups;
                 let second = if half { group } else { group + 1 };
-                let dots = line_dots(
-                    &from,
-                    group * GROUP_SIZE / 2,
-                    half,
-                    token.q.add(group * GROUP_SIZE),
-                    second - group,
-                );
-                for _ in 0..PANEL_ROWS {
-                    if next < ahead.end {
-                        _mm_prefetch::<_MM_HINT_T0>(next.cast());
-                    }
-                    next = next.wrapping_add(LINE);
-                }
+                let at = group * GROUP_SIZE / 2;
+                let lines = ahead.lines(group / LINE_GROUPS, PANEL_ROWS, from.data);
+                let q = token.q.add(group * GROUP_SIZE);
+                let dots = line_dots(&from, at, half, q, second - group, lines);
                 for (group, dot) in
                     [group, second].into_iter().zip(dots).take(if half { 1 } else { LINE_GROUPS })
                 {

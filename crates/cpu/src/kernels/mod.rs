@@ -20,6 +20,9 @@
 //! kernel; multiply-add is always fused. [`simd`] is the little vector language that makes it hold: kernels
 //! are written once over [`Simd`](simd::Simd) and compiled once per instruction set.
 
+// Kernels index arrays whose elements are registers; an iterator over them says less, not more.
+#![allow(clippy::needless_range_loop)]
+
 pub mod activations;
 pub mod attention;
 #[cfg(target_arch = "x86_64")]

@@ -29,6 +29,8 @@ pub const GROUP_UNITS: usize = GROUP_SIZE / UNIT;
 pub const UNIT_BYTES: usize = PANEL_ROWS * UNIT;
 /// Bytes of a group of a panel.
 pub const GROUP_BYTES: usize = GROUP_UNITS * UNIT_BYTES;
+/// Bytes of a cache line.
+pub const LINE: usize = 64;
 /// Most tokens that one pass over a tile takes: their sums fill the vector registers of AVX-512.
 pub const MAX_TOKENS: usize = 6;
 
@@ -55,13 +57,29 @@ impl Source {
     }
 }
 
-/// What to ask the cache for while weights are read: lines from `next` on, up to `end`.
+/// What to ask the cache for while weights are read: the lines from `next` up to `end`. Where several tokens
+/// pass over the same rows, they take turns.
 #[derive(Clone, Copy)]
 pub struct Ahead {
-    /// Where to go on.
+    /// The first line.
     pub next: *const u8,
     /// Where to stop.
     pub end: *const u8,
+    /// Whose pass this is,
+    pub turn: usize,
+    /// of how many.
+    pub turns: usize,
+}
+
+impl Ahead {
+    /// The first line to ask for in step `step` of a pass, of `count` lines in each, and how far the others
+    /// are apart. Where there is nothing to ask for it is `held`, again and again, which costs less than a
+    /// branch for each line.
+    #[inline(always)]
+    pub fn lines(&self, step: usize, count: usize, held: *const u8) -> (*const u8, usize) {
+        let next = self.next.wrapping_add(step * count * LINE);
+        if next < self.end && step % self.turns == self.turn { (next, LINE) } else { (held, 0) }
+    }
 }
 
 /// What one token brings to a tile.
@@ -108,7 +126,7 @@ pub trait TileOps: Copy + Send + Sync + 'static {
 
     /// One token against sixteen rows of 4-bit weights straight from memory: what [`TileOps::unpack_4`] and
     /// [`TileOps::multiply`] do for one panel, without the tile between them. Meanwhile the cache is
-    /// asked for as many bytes from `ahead.next` on as are read here, but for none from `ahead.end` on.
+    /// asked for what `ahead` says, as many lines as are read here.
     unsafe fn multiply_rows(
         from: Source,
         scales: *const f32,
