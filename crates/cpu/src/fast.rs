@@ -11,8 +11,14 @@ use crate::kernels::matmul::{ROW_BLOCK, matmul_rows, matmul_rows_f32};
 use crate::memory::grow;
 use crate::pool::ThreadPool;
 
-/// Weight rows of a pool task: enough to stream from memory, few enough to share evenly.
-const TASK_ROWS: usize = 4 * ROW_BLOCK;
+/// Fewest weight rows of a pool task.
+pub const LEAST_TASK_ROWS: usize = 2 * ROW_BLOCK;
+
+/// Most weight rows of a pool task.
+const MOST_TASK_ROWS: usize = 64 * ROW_BLOCK;
+
+/// Pool tasks for each thread: enough that none waits long for the last one.
+const TASKS_PER_THREAD: usize = 4;
 
 /// Rows of activations below which a fork costs more than it saves.
 const FORK_ROWS: usize = 8;
@@ -26,6 +32,15 @@ pub struct Machine {
 }
 
 impl Machine {
+    /// Weight rows of each pool task where `total` rows are to be multiplied.
+    ///
+    /// Each task begins with reads that nothing has asked the memory for, so that long ones are better; all
+    /// threads should end together, so that short ones are. The result does not depend on it.
+    pub fn task_rows(&self, total: usize) -> usize {
+        let rows = total / (self.pool.threads() * TASKS_PER_THREAD);
+        rows.next_multiple_of(LEAST_TASK_ROWS).clamp(LEAST_TASK_ROWS, MOST_TASK_ROWS)
+    }
+
     /// `task(index)` for every `index < count`, on all threads where there are enough to be worth it.
     pub fn each_row(&self, count: usize, task: impl Fn(usize) + Sync) {
         if count < FORK_ROWS {
@@ -166,16 +181,17 @@ pub struct Projection<'a> {
 pub fn project<const N: usize>(machine: &Machine, x: &Activations, projections: [Projection<'_>; N]) {
     let tokens = x.indices(0..x.rows);
     let jobs = projections.map(|p| (p.matrix, p.precision, OutRows::new(p.out, p.matrix.rows)));
-    let tasks = jobs.iter().map(|(matrix, ..)| matrix.rows.div_ceil(TASK_ROWS)).sum();
+    let task_rows = machine.task_rows(jobs.iter().map(|(matrix, ..)| matrix.rows).sum());
+    let tasks = jobs.iter().map(|(matrix, ..)| matrix.rows.div_ceil(task_rows)).sum();
     machine.pool.for_each(tasks, |task| {
         let mut block = task;
         for (matrix, precision, out) in jobs {
-            let blocks = matrix.rows.div_ceil(TASK_ROWS);
+            let blocks = matrix.rows.div_ceil(task_rows);
             if block >= blocks {
                 block -= blocks;
                 continue;
             }
-            let rows = block * TASK_ROWS..matrix.rows.min((block + 1) * TASK_ROWS);
+            let rows = block * task_rows..matrix.rows.min((block + 1) * task_rows);
             // SAFETY: each block of rows of each matrix is one task's.
             unsafe {
                 match precision {
@@ -201,8 +217,9 @@ pub fn project_onto(
     let tokens = x.indices(0..x.rows);
     let product = OutRows::new(product, matrix.rows);
     let residual = OutRows::new(residual, matrix.rows);
-    machine.pool.for_each(matrix.rows.div_ceil(TASK_ROWS / 2), |task| {
-        let rows = task * TASK_ROWS / 2..matrix.rows.min((task + 1) * TASK_ROWS / 2);
+    let task_rows = machine.task_rows(matrix.rows);
+    machine.pool.for_each(matrix.rows.div_ceil(task_rows), |task| {
+        let rows = task * task_rows..matrix.rows.min((task + 1) * task_rows);
         // SAFETY: each block of columns of both outputs is one task's.
         unsafe {
             x.multiply(machine, matrix, rows.clone(), tokens, product);

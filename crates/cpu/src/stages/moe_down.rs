@@ -48,8 +48,6 @@ pub fn reference(
     }
 }
 
-/// Weight rows of every expert that one task of the fast form multiplies.
-const TASK_ROWS: usize = 64;
 /// Tokens of an expert whose products are held before they are added.
 pub const TOKEN_BLOCK: usize = 96;
 /// Elements between the rows of `products` beyond `hidden`, so that they do not meet in one set of the cache.
@@ -77,8 +75,9 @@ pub fn fast(
     let products = OutRows::with_stride(products, hidden, hidden + PADDING);
     let x = OutRows::new(x, hidden);
     let tokens = routing.shared.len();
-    machine.pool.for_each(hidden.div_ceil(TASK_ROWS), |task| {
-        let rows = task * TASK_ROWS..hidden.min((task + 1) * TASK_ROWS);
+    let task_rows = machine.task_rows(hidden);
+    machine.pool.for_each(hidden.div_ceil(task_rows), |task| {
+        let rows = task * task_rows..hidden.min((task + 1) * task_rows);
         // SAFETY: these columns of both outputs are this task's.
         let add = |products: OutRows<'_>, i: usize, factor: f32, token: usize| unsafe {
             let sum = x.row(token, rows.clone());

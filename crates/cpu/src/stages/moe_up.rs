@@ -22,7 +22,7 @@ pub fn reference(
     let row_of = |token: usize| &normed[token * hidden..(token + 1) * hidden];
     for expert in 0..geometry.experts {
         let slots = slots_of(choices, expert);
-        swiglu(
+        swiglu_plain(
             &weights.gate_proj.at(expert),
             &weights.up_proj.at(expert),
             &slots,
@@ -31,7 +31,7 @@ pub fn reference(
         );
     }
     let all: Vec<usize> = (0..normed.len() / hidden).collect();
-    swiglu(&weights.shared_gate_proj.view(), &weights.shared_up_proj.view(), &all, row_of, shared);
+    swiglu_plain(&weights.shared_gate_proj.view(), &weights.shared_up_proj.view(), &all, row_of, shared);
 }
 
 /// Positions in `choices` that name `expert`.
@@ -40,7 +40,7 @@ pub fn slots_of(choices: &[Choice], expert: usize) -> Vec<usize> {
 }
 
 /// `out[slot] = silu(gate x) * (up x)` for the inputs of `slots`.
-fn swiglu<'a>(
+fn swiglu_plain<'a>(
     gate: &MatrixView<'_>,
     up: &MatrixView<'_>,
     slots: &[usize],
@@ -54,9 +54,6 @@ fn swiglu<'a>(
     linear(gate, slots.len(), |i| x(slots[i]), |row, i, value| out[slots[i] * width + row] = silu(value));
     linear(up, slots.len(), |i| x(slots[i]), |row, i, value| out[slots[i] * width + row] *= value);
 }
-
-/// Weight rows of gate and of up that one task of the fast form multiplies.
-const TASK_ROWS: usize = 64;
 
 /// Fast form: routed and shared experts in one fork, each expert's weights read once for all its tokens.
 ///
@@ -78,9 +75,11 @@ pub fn fast(
     let shared_gates = OutRows::new(&mut shared_gates[..tokens * shared_width], shared_width);
     let out = OutRows::new(routed.values_mut(), width);
     let shared_out = OutRows::new(shared.values_mut(), shared_width);
-    let per_expert = width.div_ceil(TASK_ROWS);
+    let task_rows = machine.task_rows(routing.active.len() * width + shared_width);
+    let per_expert = width.div_ceil(task_rows);
     let routed_tasks = routing.active.len() * per_expert;
-    machine.pool.for_each(routed_tasks + shared_width.div_ceil(TASK_ROWS), |task| {
+    let block = |index: usize, rows: usize| index * task_rows..rows.min((index + 1) * task_rows);
+    machine.pool.for_each(routed_tasks + shared_width.div_ceil(task_rows), |task| {
         if task < routed_tasks {
             let index = task / per_expert;
             let expert = routing.active[index] as usize;
@@ -90,14 +89,14 @@ pub fn fast(
             // SAFETY: each expert's slots and each block of columns of them are one task's.
             unsafe {
                 let tokens = &routing.tokens[slots];
-                swiglu_block(machine, normed, matrices, task % per_expert, tokens, outs);
+                swiglu(machine, normed, matrices, block(task % per_expert, width), tokens, outs);
             }
         } else {
             let matrices = [weights.shared_gate_proj.view(), weights.shared_up_proj.view()];
             // SAFETY: each block of columns is one task's.
             unsafe {
                 let (tokens, outs) = (normed.indices(0..tokens), [shared_gates, shared_out]);
-                swiglu_block(machine, normed, matrices, task - routed_tasks, tokens, outs);
+                swiglu(machine, normed, matrices, block(task - routed_tasks, shared_width), tokens, outs);
             }
         }
     });
@@ -105,19 +104,18 @@ pub fn fast(
     shared.quantize(machine);
 }
 
-/// Block `block` of the rows of gate and up for `tokens`; the joined activations go to the second output.
+/// Rows `rows` of gate and up for `tokens`; the joined activations go to the second output.
 ///
 /// # Safety
-/// The block's columns of the first `tokens.len()` rows of both outputs are this call's alone.
-unsafe fn swiglu_block(
+/// Columns `rows` of the first `tokens.len()` rows of both outputs are this call's alone.
+unsafe fn swiglu(
     machine: &Machine,
     x: &Activations,
     [gate_matrix, up_matrix]: [MatrixView<'_>; 2],
-    block: usize,
+    rows: std::ops::Range<usize>,
     tokens: &[u32],
     [gates, out]: [OutRows<'_>; 2],
 ) {
-    let rows = block * TASK_ROWS..gate_matrix.rows.min((block + 1) * TASK_ROWS);
     // SAFETY: by contract.
     unsafe {
         x.multiply(machine, gate_matrix, rows.clone(), tokens, gates);
