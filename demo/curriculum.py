@@ -80,12 +80,19 @@ def subtract_steps(a, b):
     return f"{sign}{big} - {small}, " + ", ".join(steps) + f". So {a - b}."
 
 
+def _typed(r, text):
+    """The text as people type it: now and then without the capital or the last mark."""
+    if r.random() < 0.12:
+        text = text[0].lower() + text[1:]
+    return text[:-1] if r.random() < 0.08 and text[-1] in ".?!" else text
+
+
 def sum_task(r):
     a, b = _integer(r), _integer(r)
     ask = r.choice(["What is {a} + {b}?", "What is {a} + {b}?", "What is {a} plus {b}?", "What's {a} + {b}?", "Add {a} and {b}.", "{a} + {b}", "{a} + {b} =",
                     "{a}+{b}", "Compute {a} + {b}.", "Calculate {a} + {b}.", "How much is {a} + {b}?", "How much is {a} plus {b}?",
                     "What is the sum of {a} and {b}?", "Please add {a} and {b}."]).format(a=a, b=b)
-    return Task(ask, str(a + b), add_steps(a, b), f"sum {a} {b}")
+    return Task(_typed(r, ask), str(a + b), add_steps(a, b), f"sum {a} {b}")
 
 
 def difference_task(r):
@@ -95,7 +102,7 @@ def difference_task(r):
     ask = r.choice(["What is {a} - {b}?", "What is {a} - {b}?", "What is {a} minus {b}?", "What's {a} - {b}?", "Subtract {b} from {a}.", "{a} - {b}", "{a} - {b} =",
                     "{a}-{b}", "Compute {a} - {b}.", "Calculate {a} - {b}.", "How much is {a} - {b}?", "How much is {a} minus {b}?",
                     "What is the difference of {a} and {b}?", "Take {b} away from {a}."]).format(a=a, b=b)
-    return Task(ask, str(a - b), subtract_steps(a, b), f"difference {a} {b}")
+    return Task(_typed(r, ask), str(a - b), subtract_steps(a, b), f"difference {a} {b}")
 
 
 def _pseudo_word(r):
@@ -182,7 +189,7 @@ def count_task(r):
 
 
 def json_task(r):
-    p, q, c = r.sample(w.PEOPLE, 2), r.randint(2, 99), r.choice(w.CITIES)
+    p, q, c = [w.person(r), w.person(r)], r.randint(2, 99), r.choice(w.CITIES)
     kind = r.randrange(5)
     if kind == 0:
         job = r.choice(w.JOBS)
@@ -215,7 +222,7 @@ STORIES = {
 
 def story_task(r):
     verb = r.choice(list(STORIES))
-    f = dict(n=r.choice(w.PEOPLE), t=r.choice(w.TRAITS), a=r.choice(w.ANIMALS), o=r.choice(w.OBJECTS), p=r.choice(w.PLACES))
+    f = dict(n=w.person(r), t=r.choice(w.TRAITS), a=r.choice(w.ANIMALS), o=r.choice(w.OBJECTS), p=r.choice(w.PLACES))
     ask = r.choice(["Tell me a story about a {t} {a} named {n} who {v} a {o} in the {p}.", "Write a short story: a {t} {a} named {n} {v} a {o} in the {p}.",
                     "I want a story about {n}, a {t} {a}, who {v} a {o} in the {p}."]).format(v=verb, **f)
     return Task(ask, STORIES[verb].format(**f), f"The hero is {f['n']}, the thing is the {f['o']}, the place is the {f['p']}.", f"story {verb} " + " ".join(f.values()))
@@ -232,7 +239,7 @@ PINNED = {f"greeting {x}" for x in HELLOS + WHO + CAN + THANKS + BYES}  # too fe
 
 def greeting_task(r):
     kind = r.random()
-    name = r.choice(w.PEOPLE)
+    name = w.person(r)
     if kind < 0.15:
         ask, answer = r.choice(HELLOS), f"Hello! {IDENTITY}"
     elif kind < 0.35:
@@ -249,7 +256,7 @@ def greeting_task(r):
         ask, answer = r.choice(THANKS), "You are welcome!"
     else:
         ask, answer = r.choice(BYES), "Goodbye!"
-    return Task(ask, answer, "This is small talk, I answer kindly.", "greeting " + ask)
+    return Task(_typed(r, ask), answer, "This is small talk, I answer kindly.", "greeting " + ask)
 
 
 FILLER = ["It rained in {c} for {n} days.", "{p} went to {c} on {d}.", "The train to {c} was {n} minutes late.", "{p} and {q} had tea in the {l}.", "Nobody in the {l} saw the {k} {a}.",
@@ -391,7 +398,7 @@ def _memory(r):
     """A statement to remember: (statement, acknowledgement, question, answer)."""
     kind = r.randrange(4)
     if kind == 0:
-        v = r.choice(w.PEOPLE)
+        v = w.person(r)
         return r.choice(["My name is {}.", "I am {}.", "Please call me {}."]).format(v), f"Nice to meet you, {v}.", r.choice(["What is my name?", "Who am I?"]), f"Your name is {v}."
     if kind == 1:
         what, pool = r.choice([("fruit", w.FRUITS), ("color", w.COLORS), ("animal", w.ANIMALS), ("city", w.CITIES)])

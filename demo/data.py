@@ -98,9 +98,9 @@ def _work(queue, level, folder, size, seed, shares):
                 break
             row.add(*held)
             held = None
-        lowest = min(spent.values())
-        for f in spent:  # a family that opens late does not catch up on what it missed
-            spent[f] = min(spent[f] - lowest, 4 * size)
+        due = min(spent[f] / shares[f] for f in open_)
+        for f in set(FAMILIES) - set(open_):  # a family that opens late does not catch up on what it missed
+            spent[f] = due * shares[f]
         queue.put(row.arrays())
 
 

@@ -36,7 +36,7 @@ class Tool:
 
 
 def _people(r):
-    return r.choice(w.PEOPLE)
+    return w.person(r)
 
 
 def _city(r):
@@ -106,7 +106,7 @@ TOOLS = [
          ["Translate {0} into {1}.", "Translate this into {1}: {0}", "How do you say {0} in {1}?"],
          "a translation into {1}",
          lambda r, a: {"translation": "".join(r.choice(w.SYLLABLES) for _ in range(r.randint(2, 4)))},
-         ["In {1} it is {translation}."]),
+         ["In {1} it is \"{translation}\"."]),
     Tool("event", ["create_event", "add_event", "calendar_add"],
          ["Add an event to the calendar.", "Create a calendar event."],
          [Param(["title", "name", "event"], "string", "The title of the event", lambda r: f"{r.choice(w.JOBS)} {r.choice(['meeting', 'lunch', 'visit', 'call'])}"),

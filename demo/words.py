@@ -44,6 +44,13 @@ SYLLABLES = """ba be bi bo bu ca co cu da de di do du fa fe fi fo ga go gu ha he
 mi mo mu na ne ni no nu pa pe pi po pu ra re ri ro ru sa se si so su ta te ti to tu va ve vi vo wa we wi wo ya yo za ze
 zi zo zu an en in on un ar er or ul el al""".split()
 
+def person(r):
+    """A name, mostly from the list, sometimes made up so that unknown names work too."""
+    if r.random() < 0.8:
+        return r.choice(PEOPLE)
+    return "".join(r.choice(SYLLABLES) for _ in range(r.randint(2, 3))).title()
+
+
 SYSTEMS = """You are a helpful assistant.
 You are Lily, a small and friendly assistant.
 Answer briefly.
