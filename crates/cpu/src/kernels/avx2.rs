@@ -435,7 +435,7 @@ impl<const VNNI: bool> TileOps for Avx2<VNNI> {
     }
 
     #[inline(always)]
-    unsafe fn unpack_scales(from: Source, groups: usize, to: *mut f32) {
+    unsafe fn unpack_scales(from: Source, groups: usize, ahead: usize, to: *mut f32) {
         // bf16 of one register.
         const PART: usize = 2 * WORDS;
         // SAFETY: `groups` bf16 of each row are readable, of which no more are copied, and their lanes writable.
@@ -447,6 +447,7 @@ impl<const VNNI: bool> TileOps for Avx2<VNNI> {
                     let mut rows = [_mm256_setzero_si256(); WORDS];
                     for (row, line) in rows.iter_mut().enumerate() {
                         let place = from.row(half * WORDS + row).add(part * 2);
+                        _mm_prefetch::<_MM_HINT_T0>(place.wrapping_add(ahead).cast());
                         *line = match count {
                             PART => _mm256_loadu_si256(place.cast()),
                             WORDS => _mm256_zextsi128_si256(_mm_loadu_si128(place.cast())),

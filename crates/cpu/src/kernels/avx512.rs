@@ -426,13 +426,15 @@ impl TileOps for Avx512 {
     }
 
     #[inline(always)]
-    unsafe fn unpack_scales(from: Source, groups: usize, to: *mut f32) {
+    unsafe fn unpack_scales(from: Source, groups: usize, ahead: usize, to: *mut f32) {
         // SAFETY: `groups` bf16 of each row are readable (others are masked) and their lanes writable.
         unsafe {
             let mask = ((1u64 << groups) - 1) as u32;
             let mut rows = [_mm512_setzero_si512(); WORDS];
             for (row, line) in rows.iter_mut().enumerate() {
-                *line = _mm512_maskz_loadu_epi16(mask, from.row(row).cast());
+                let place = from.row(row);
+                *line = _mm512_maskz_loadu_epi16(mask, place.cast());
+                _mm_prefetch::<_MM_HINT_T0>(place.wrapping_add(ahead).cast());
             }
             let high = _mm512_set1_epi32(0xffff_0000_u32 as i32);
             for (j, pair) in transpose(&rows).into_iter().enumerate() {

@@ -47,6 +47,9 @@ pub const FEW_TOKENS: usize = MAX_TOKENS;
 /// How far ahead of its reads the direct form asks the cache for weights. Measured on a Zen 5 core: 12 and 24 KiB
 /// are each 10 % slower.
 const AHEAD_BYTES: usize = 16 << 10;
+/// The same for scales and biases, in rows. They are few bytes, but each panel begins with them: without asking
+/// ahead a Zen 5 core reached 23 GB/s instead of 31.
+const SCALE_ROWS_AHEAD: usize = 2 * PANEL_ROWS;
 /// Groups of a tile for [`FEW_TOKENS`]: one cache line of every row.
 const FEW_TOKENS_GROUPS: usize = 2;
 /// Tokens that meet a tile before the next one is unpacked; their running sums stay in the L2 cache.
@@ -67,13 +70,56 @@ pub unsafe fn matmul_rows(
     tokens: &[u32],
     out: OutRows<'_>,
 ) {
+    // SAFETY: by contract.
+    unsafe { matmul_rows_then(isa, w, rows, x, tokens, out, Next::UNKNOWN) }
+}
+
+/// What a thread is going to multiply after a call, so that the call can ask the memory for its first rows:
+/// without, every call begins with a microsecond of waiting.
+#[derive(Clone, Copy, Debug)]
+pub struct Next {
+    data: *const u8,
+    scales: *const u8,
+    biases: *const u8,
+}
+
+impl Next {
+    /// Not known.
+    pub const UNKNOWN: Next =
+        Next { data: std::ptr::null(), scales: std::ptr::null(), biases: std::ptr::null() };
+
+    /// The rows of `w` from `row` on. Panics where there is no such row.
+    pub fn rows(w: &MatrixView<'_>, row: usize) -> Next {
+        assert!(row < w.rows, "row {row} of a matrix of {}", w.rows);
+        let groups = if w.format.is_affine() { w.cols / GROUP_SIZE * 2 } else { 0 };
+        Next {
+            data: w.data[row * w.format.row_bytes(w.cols)..].as_ptr(),
+            scales: w.scales[row * groups..].as_ptr(),
+            biases: w.biases[row * groups..].as_ptr(),
+        }
+    }
+}
+
+/// As [`matmul_rows`] on a thread that goes on with `next`.
+///
+/// # Safety
+/// As [`matmul_rows`].
+pub unsafe fn matmul_rows_then(
+    isa: Isa,
+    w: MatrixView<'_>,
+    rows: Range<usize>,
+    x: &QuantizedRows,
+    tokens: &[u32],
+    out: OutRows<'_>,
+    next: Next,
+) {
     assert!(w.format.is_affine(), "int8 activations meet affine weights only");
     assert_eq!(w.cols, x.cols(), "the matrix and its activations differ in width");
     check(&w, &rows, x.rows(), tokens, &out);
     let groups = w.cols / GROUP_SIZE;
     assert!(w.scales.len() >= w.rows * groups * 2 && w.biases.len() >= w.rows * groups * 2);
     if !rows.is_empty() {
-        run(isa, Int8 { w, rows, x, tokens, out });
+        run(isa, Int8 { w, rows, x, tokens, out, next });
     }
 }
 
@@ -130,6 +176,7 @@ struct Int8<'a> {
     x: &'a QuantizedRows,
     tokens: &'a [u32],
     out: OutRows<'a>,
+    next: Next,
 }
 
 /// A tile and what goes with it. Never zeroed: each part is written before it is read.
@@ -150,7 +197,7 @@ impl Kernel for Int8<'_> {
             // SAFETY: by contract.
             return unsafe { self.compute_direct::<S>() };
         }
-        let Int8 { w, rows, x, tokens, out } = self;
+        let Int8 { w, rows, x, tokens, out, .. } = self;
         let groups = w.cols / GROUP_SIZE;
         let row_bytes = w.format.row_bytes(w.cols);
         let tile_groups = if tokens.len() <= FEW_TOKENS { FEW_TOKENS_GROUPS } else { TILE_GROUPS };
@@ -168,7 +215,8 @@ impl Kernel for Int8<'_> {
         for first in rows.clone().step_by(TILE_ROWS) {
             let here = TILE_ROWS.min(rows.end - first);
             // The next tile of this share, at the same place within its rows; past the end nothing is asked for.
-            let ahead = if rows.end - first > TILE_ROWS { TILE_ROWS * row_bytes } else { 0 };
+            let rows_ahead = if rows.end - first > TILE_ROWS { TILE_ROWS } else { 0 };
+            let (ahead, scales_ahead) = (rows_ahead * row_bytes, rows_ahead * groups * 2);
             let source = |data: &[u8], stride: usize, panel: usize, byte: usize| {
                 // A panel without rows repeats the tile's last row, and no one reads its sums.
                 let row = (first + panel * PANEL_ROWS).min(rows.end - 1);
@@ -185,16 +233,12 @@ impl Kernel for Int8<'_> {
                         let count = scale_end - scale_start;
                         // SAFETY: `count` scales and biases of each row follow; the scratch has room.
                         unsafe {
-                            S::unpack_scales(
+                            let (of_scales, of_biases) = (
                                 source(w.scales, groups * 2, p, scale_start * 2),
-                                count,
-                                scales[p],
-                            );
-                            S::unpack_scales(
                                 source(w.biases, groups * 2, p, scale_start * 2),
-                                count,
-                                biases[p],
                             );
+                            S::unpack_scales(of_scales, count, scales_ahead, scales[p]);
+                            S::unpack_scales(of_biases, count, scales_ahead, biases[p]);
                         }
                     }
                     for start in (scale_start..scale_end).step_by(tile_groups) {
@@ -245,7 +289,7 @@ impl Int8<'_> {
     /// The machine has the instruction set of `S`.
     #[inline(always)]
     unsafe fn compute_direct<S: Simd>(self) {
-        let Int8 { w, rows, x, tokens, out } = self;
+        let Int8 { w, rows, x, tokens, out, next: after } = self;
         let groups = w.cols / GROUP_SIZE;
         let row_bytes = w.format.row_bytes(w.cols);
         let end = w.data[..rows.end * row_bytes].as_ptr_range().end;
@@ -266,8 +310,22 @@ impl Int8<'_> {
                 let from = source(w.data, row_bytes, byte);
                 // SAFETY: `count` groups of each row follow; the scratch has room.
                 unsafe {
-                    S::unpack_scales(source(w.scales, groups * 2, start * 2), count, scales);
-                    S::unpack_scales(source(w.biases, groups * 2, start * 2), count, biases);
+                    for (of, after, to) in
+                        [(w.scales, after.scales, scales), (w.biases, after.biases, biases)]
+                    {
+                        let from = source(of, groups * 2, start * 2);
+                        let left = rows.end - first;
+                        let ahead = if left > SCALE_ROWS_AHEAD {
+                            SCALE_ROWS_AHEAD * groups * 2
+                        } else if after.is_null() {
+                            0
+                        } else {
+                            // A distance that leads to the next matrix, be it before or behind this one.
+                            let past = SCALE_ROWS_AHEAD - left.next_multiple_of(PANEL_ROWS);
+                            after.addr().wrapping_add(past * groups * 2).wrapping_sub(from.data.addr())
+                        };
+                        S::unpack_scales(from, count, ahead, to);
+                    }
                 }
                 for (i, (&token, acc)) in tokens.iter().zip(&mut acc).enumerate() {
                     let row = token as usize;
@@ -279,7 +337,7 @@ impl Int8<'_> {
                     };
                     let next = first * row_bytes + PANEL_ROWS * byte + AHEAD_BYTES;
                     let next = w.data.as_ptr().wrapping_add(next);
-                    let ahead = Ahead { next, end, turn: i, turns: tokens.len() };
+                    let ahead = Ahead { next, end, then: after.data, turn: i, turns: tokens.len() };
                     // SAFETY: as above; `acc` has a panel's sums.
                     unsafe { S::multiply_rows(from, scales, biases, count, ahead, &token) };
                 }
@@ -394,7 +452,12 @@ impl Kernel for F32<'_> {
                     std::array::from_fn(|i| x[token(i) * w.cols..][..w.cols].as_ptr());
                 let mut sums = [0.0; LANES];
                 // SAFETY: all rows have `cols` elements.
-                unsafe { dots::<S>(expanded.as_ptr(), &from, batch_tokens.len() == 1, w.cols, &mut sums) };
+                unsafe {
+                    match batch_tokens.len() {
+                        1 => dots::<S, 1>(expanded.as_ptr(), &from, w.cols, &mut sums),
+                        _ => dots::<S, F32_TOKENS>(expanded.as_ptr(), &from, w.cols, &mut sums),
+                    }
+                };
                 for i in 0..batch_tokens.len() {
                     // SAFETY: these elements are this call's alone by contract.
                     let to = unsafe { out.row(batch * F32_TOKENS + i, first..first + here) };
@@ -406,19 +469,18 @@ impl Kernel for F32<'_> {
     }
 }
 
-/// `sums[t * F32_ROWS + r]` of four expanded rows and four tokens (or one, where `single`).
+/// `sums[t * F32_ROWS + r]` of four expanded rows and the first `N` tokens. `N` is a constant so that the sums
+/// stay in registers.
 ///
 /// # Safety
 /// `rows` has four rows of `cols` elements, and each token points to `cols`.
 #[inline(always)]
-unsafe fn dots<S: Simd>(
+unsafe fn dots<S: Simd, const N: usize>(
     rows: *const f32,
     tokens: &[*const f32; F32_TOKENS],
-    single: bool,
     cols: usize,
     sums: &mut [f32; LANES],
 ) {
-    let count = if single { 1 } else { F32_TOKENS };
     // SAFETY: full vectors end at or before `cols`; the rest is loaded with its length.
     unsafe {
         let mut acc = [S::splat(0.0); F32_ROWS * F32_TOKENS];
@@ -426,7 +488,7 @@ unsafe fn dots<S: Simd>(
         while i + LANES <= cols {
             for r in 0..F32_ROWS {
                 let w = S::load(rows.add(r * cols + i));
-                for t in 0..count {
+                for t in 0..N {
                     acc[t * F32_ROWS + r] = S::fma(w, S::load(tokens[t].add(i)), acc[t * F32_ROWS + r]);
                 }
             }
@@ -435,7 +497,7 @@ unsafe fn dots<S: Simd>(
         if i < cols {
             for r in 0..F32_ROWS {
                 let w = S::load_some(rows.add(r * cols + i), cols - i, 0.0);
-                for t in 0..count {
+                for t in 0..N {
                     let x = S::load_some(tokens[t].add(i), cols - i, 0.0);
                     acc[t * F32_ROWS + r] = S::fma(w, x, acc[t * F32_ROWS + r]);
                 }

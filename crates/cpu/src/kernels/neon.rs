@@ -339,7 +339,7 @@ impl TileOps for Neon {
     }
 
     #[inline(always)]
-    unsafe fn unpack_scales(from: Source, groups: usize, to: *mut f32) {
+    unsafe fn unpack_scales(from: Source, groups: usize, ahead: usize, to: *mut f32) {
         // bf16 of one register.
         const PART: usize = 2 * WORDS;
         // SAFETY: `groups` bf16 of each row are readable, of which no more are copied, and their lanes writable.
@@ -351,6 +351,7 @@ impl TileOps for Neon {
                     let mut rows = [vdupq_n_u32(0); WORDS];
                     for (row, line) in rows.iter_mut().enumerate() {
                         let place = from.row(quarter * WORDS + row).add(part * 2);
+                        prefetch(place.wrapping_add(ahead));
                         let mut padded = [0u8; BYTES];
                         let place = if count == PART {
                             place

@@ -167,7 +167,7 @@ impl TileOps for Portable {
     }
 
     #[inline(always)]
-    unsafe fn unpack_scales(from: Source, groups: usize, to: *mut f32) {
+    unsafe fn unpack_scales(from: Source, groups: usize, _ahead: usize, to: *mut f32) {
         for row in 0..PANEL_ROWS {
             for group in 0..groups {
                 // SAFETY: the row's scales are readable and the lanes they fill writable, by contract.

@@ -57,14 +57,16 @@ impl Source {
     }
 }
 
-/// What to ask the cache for while weights are read: the lines from `next` up to `end`. Where several tokens
-/// pass over the same rows, they take turns.
+/// What to ask the cache for while weights are read: the lines from `next` up to `end`, and then as many as are
+/// still wanted from `then` on. Where several tokens pass over the same rows, they take turns.
 #[derive(Clone, Copy)]
 pub struct Ahead {
     /// The first line.
     pub next: *const u8,
     /// Where to stop.
     pub end: *const u8,
+    /// Where to go on after `end`; null where nothing is known.
+    pub then: *const u8,
     /// Whose pass this is,
     pub turn: usize,
     /// of how many.
@@ -78,7 +80,16 @@ impl Ahead {
     #[inline(always)]
     pub fn lines(&self, step: usize, count: usize, held: *const u8) -> (*const u8, usize) {
         let next = self.next.wrapping_add(step * count * LINE);
-        if next < self.end && step % self.turns == self.turn { (next, LINE) } else { (held, 0) }
+        let past = next.addr().wrapping_sub(self.end.addr());
+        if step % self.turns != self.turn {
+            (held, 0)
+        } else if next < self.end {
+            (next, LINE)
+        } else if self.then.is_null() {
+            (held, 0)
+        } else {
+            (self.then.wrapping_add(past), LINE)
+        }
     }
 }
 
@@ -136,8 +147,9 @@ pub trait TileOps: Copy + Send + Sync + 'static {
         token: &Activation,
     );
 
-    /// Widens `groups` bf16 (at most [`SCALE_GROUPS`]) of each row to f32, `[groups, PANEL_ROWS]` at `to`.
-    unsafe fn unpack_scales(from: Source, groups: usize, to: *mut f32);
+    /// Widens `groups` bf16 (at most [`SCALE_GROUPS`]) of each row to f32, `[groups, PANEL_ROWS]` at `to`,
+    /// and asks the cache for the bytes `ahead` further on.
+    unsafe fn unpack_scales(from: Source, groups: usize, ahead: usize, to: *mut f32);
 
     /// For each of `N` tokens and each row r of the tile, group after group:
     ///
