@@ -20,6 +20,9 @@ const MOST_TASK_ROWS: usize = 64 * ROW_BLOCK;
 /// Pool tasks for each thread: enough that none waits long for the last one.
 const TASKS_PER_THREAD: usize = 4;
 
+/// Tokens whose f32 activations stay in the L2 cache while all rows of a task meet them.
+const F32_TOKENS: usize = 32;
+
 /// Rows of activations below which a fork costs more than it saves.
 const FORK_ROWS: usize = 8;
 
@@ -37,8 +40,14 @@ impl Machine {
     /// Each task begins with reads that nothing has asked the memory for, so that long ones are better; all
     /// threads should end together, so that short ones are. The result does not depend on it.
     pub fn task_rows(&self, total: usize) -> usize {
-        let rows = total / (self.pool.threads() * TASKS_PER_THREAD);
-        rows.next_multiple_of(LEAST_TASK_ROWS).clamp(LEAST_TASK_ROWS, MOST_TASK_ROWS)
+        (total / (self.pool.threads() * TASKS_PER_THREAD))
+            .next_multiple_of(LEAST_TASK_ROWS)
+            .clamp(LEAST_TASK_ROWS, MOST_TASK_ROWS)
+    }
+
+    /// As [`Machine::task_rows`] where each task reads many matrices, the same for all: one task per thread.
+    pub fn even_task_rows(&self, total: usize) -> usize {
+        total.div_ceil(self.pool.threads()).next_multiple_of(LEAST_TASK_ROWS)
     }
 
     /// `task(index)` for every `index < count`, on all threads where there are enough to be worth it.
@@ -197,7 +206,10 @@ pub fn project<const N: usize>(machine: &Machine, x: &Activations, projections: 
                 match precision {
                     Precision::Int8 => x.multiply(machine, matrix, rows, tokens, out),
                     Precision::F32 => {
-                        matmul_rows_f32(machine.isa, matrix, rows, x.values(), tokens, out);
+                        for (i, tokens) in tokens.chunks(F32_TOKENS).enumerate() {
+                            let out = out.from_row(i * F32_TOKENS);
+                            matmul_rows_f32(machine.isa, matrix, rows.clone(), x.values(), tokens, out);
+                        }
                     }
                 }
             }

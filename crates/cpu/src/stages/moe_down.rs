@@ -75,7 +75,7 @@ pub fn fast(
     let products = OutRows::with_stride(products, hidden, hidden + PADDING);
     let x = OutRows::new(x, hidden);
     let tokens = routing.shared.len();
-    let task_rows = machine.task_rows(hidden);
+    let task_rows = machine.even_task_rows(hidden);
     machine.pool.for_each(hidden.div_ceil(task_rows), |task| {
         let rows = task * task_rows..hidden.min((task + 1) * task_rows);
         // SAFETY: these columns of both outputs are this task's.
