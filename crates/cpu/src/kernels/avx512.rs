@@ -6,7 +6,6 @@ use std::arch::x86_64::*;
 use half::{bf16, f16};
 use lily_model::weights::GROUP_SIZE;
 
-use super::portable::unit_offset;
 use super::simd::{Kernel, LANES, Simd};
 use super::tile::{
     Activation, Ahead, GROUP_BYTES, GROUP_UNITS, PANEL_ROWS, PANELS, Source, TILE_ROWS, TileOps, UNIT_BYTES,
@@ -56,6 +55,12 @@ impl Simd for Avx512 {
     unsafe fn load_f16(from: *const f16) -> __m512 {
         // SAFETY: sixteen elements are readable.
         unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(from.cast())) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_u8(from: *const u8) -> __m512 {
+        // SAFETY: sixteen elements are readable.
+        unsafe { _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(from.cast()))) }
     }
 
     #[inline(always)]
@@ -471,18 +476,21 @@ impl TileOps for Avx512 {
             }
             for group in 0..groups {
                 let mut dots = [[[_mm512_setzero_si512(); PANELS]; N]; CHAINS];
-                for unit in 0..GROUP_UNITS {
-                    let chain = if N <= 2 { unit % CHAINS } else { 0 };
-                    let at = group * GROUP_BYTES + unit * UNIT_BYTES;
-                    let w = [
-                        _mm512_loadu_si512(weights[0].add(at).cast()),
-                        _mm512_loadu_si512(weights[1].add(at).cast()),
-                    ];
-                    for t in 0..N {
-                        let x = tokens[t].q.add(group * GROUP_SIZE + unit_offset(unit));
-                        let x = _mm512_set1_epi32(x.cast::<i32>().read_unaligned());
-                        for p in 0..PANELS {
-                            dots[chain][t][p] = _mm512_dpbusd_epi32(dots[chain][t][p], w[p], x);
+                for pair in 0..GROUP_UNITS / 2 {
+                    // Written out for evens and odds, so that their addresses differ by a constant.
+                    for odd in 0..2 {
+                        let chain = if N <= 2 { odd } else { 0 };
+                        let at = group * GROUP_BYTES + (2 * pair + odd) * UNIT_BYTES;
+                        let w = [
+                            _mm512_loadu_si512(weights[0].add(at).cast()),
+                            _mm512_loadu_si512(weights[1].add(at).cast()),
+                        ];
+                        for t in 0..N {
+                            let x = tokens[t].q.add(group * GROUP_SIZE + pair * 4 + odd * GROUP_SIZE / 2);
+                            let x = _mm512_set1_epi32(x.cast::<i32>().read_unaligned());
+                            for p in 0..PANELS {
+                                dots[chain][t][p] = _mm512_dpbusd_epi32(dots[chain][t][p], w[p], x);
+                            }
                         }
                     }
                 }

@@ -549,22 +549,21 @@ unsafe fn expand_row<S: Simd>(w: &MatrixView<'_>, row: usize, to: &mut [f32]) {
                     bf16::from_le_bytes([of[at], of[at + 1]]).to_f32()
                 };
                 let (scale, bias) = (value(w.scales), value(w.biases));
-                if w.format == Format::Affine8 {
-                    let q = &data[group * GROUP_SIZE..(group + 1) * GROUP_SIZE];
-                    for (to, q) in to.iter_mut().zip(q) {
-                        *to = f32::from(*q);
-                    }
+                let mut nibbles = [0u8; GROUP_SIZE];
+                let q = if w.format == Format::Affine8 {
+                    data[group * GROUP_SIZE..][..GROUP_SIZE].as_ptr()
                 } else {
-                    let q = &data[group * GROUP_SIZE / 2..(group + 1) * GROUP_SIZE / 2];
-                    for (to, q) in to.as_chunks_mut::<2>().0.iter_mut().zip(q) {
-                        *to = [f32::from(q & 15), f32::from(q >> 4)];
+                    let packed = &data[group * GROUP_SIZE / 2..][..GROUP_SIZE / 2];
+                    for (to, q) in nibbles.as_chunks_mut::<2>().0.iter_mut().zip(packed) {
+                        *to = [q & 15, q >> 4];
                     }
-                }
-                for block in to.as_chunks_mut::<LANES>().0 {
-                    // SAFETY: the block has sixteen elements.
+                    nibbles.as_ptr()
+                };
+                for at in (0..GROUP_SIZE).step_by(LANES) {
+                    // SAFETY: both have a group's elements.
                     unsafe {
-                        let q = S::load(block.as_ptr());
-                        S::store(block.as_mut_ptr(), S::fma(S::splat(scale), q, S::splat(bias)));
+                        let v = S::fma(S::splat(scale), S::load_u8(q.add(at)), S::splat(bias));
+                        S::store(to.as_mut_ptr().add(at), v);
                     }
                 }
             }

@@ -81,6 +81,21 @@ impl Simd for Neon {
     }
 
     #[inline(always)]
+    unsafe fn load_u8(from: *const u8) -> Self::F {
+        // SAFETY: sixteen elements are readable.
+        unsafe {
+            let bytes = vld1q_u8(from);
+            let (low, high) = (vmovl_u8(vget_low_u8(bytes)), vmovl_high_u8(bytes));
+            [
+                vcvtq_f32_u32(vmovl_u16(vget_low_u16(low))),
+                vcvtq_f32_u32(vmovl_high_u16(low)),
+                vcvtq_f32_u32(vmovl_u16(vget_low_u16(high))),
+                vcvtq_f32_u32(vmovl_high_u16(high)),
+            ]
+        }
+    }
+
+    #[inline(always)]
     unsafe fn load_bf16(from: *const bf16) -> Self::F {
         // SAFETY: sixteen elements are readable.
         unsafe {
