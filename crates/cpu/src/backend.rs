@@ -75,6 +75,8 @@ pub struct CpuBackend {
     sequences: HashMap<SequenceId, Sequence>,
     snapshots: HashMap<SnapshotId, Sequence>,
     finished: HashMap<u64, Vec<StepOutput>>,
+    /// Logits of the last decode step, kept for their memory.
+    logits: Vec<f32>,
     last_id: u64,
 }
 
@@ -100,6 +102,7 @@ impl CpuBackend {
             sequences: HashMap::new(),
             snapshots: HashMap::new(),
             finished: HashMap::new(),
+            logits: Vec::new(),
             last_id: 0,
             weights,
         })
@@ -228,12 +231,13 @@ impl CpuBackend {
         &mut self,
         steps: &[DecodeStep],
         sequences: &mut [Sequence],
+        logits: &mut Vec<f32>,
     ) -> Result<Vec<StepOutput>, BackendError> {
         let vocab = self.weights.geometry.vocab;
         let tokens = self.check_steps(steps, sequences)?;
         let wanted: Vec<usize> = (0..steps.len()).filter(|&row| steps[row].want != Want::Nothing).collect();
-        let mut logits: Vec<f32> = Vec::new();
-        grow("logits", &mut logits, wanted.len().saturating_mul(vocab))?;
+        grow("logits", logits, wanted.len().saturating_mul(vocab))?;
+        let logits = &mut logits[..wanted.len() * vocab];
         let mut outputs: Vec<StepOutput> = Vec::with_capacity(steps.len());
         for step in steps {
             let rows = usize::from(matches!(step.want, Want::Logits | Want::AllLogits));
@@ -253,7 +257,7 @@ impl CpuBackend {
             .enumerate()
             .map(|(row, sequence)| Segment { sequence, rows: row..row + 1 })
             .collect();
-        self.forward(&mut segments, &tokens, &wanted, &mut logits);
+        self.forward(&mut segments, &tokens, &wanted, logits);
         for sequence in sequences.iter_mut() {
             sequence.last_sampled = None;
         }
@@ -366,7 +370,9 @@ impl Backend for CpuBackend {
             sequences.push(self.take(step.sequence)?);
             Ok(())
         });
-        let outputs = taken.and_then(|()| self.decode_sequences(steps, &mut sequences));
+        let mut logits = std::mem::take(&mut self.logits);
+        let outputs = taken.and_then(|()| self.decode_sequences(steps, &mut sequences, &mut logits));
+        self.logits = logits;
         for (step, sequence) in steps.iter().zip(sequences) {
             self.sequences.insert(step.sequence, sequence);
         }

@@ -23,8 +23,9 @@
 //!
 //! # What to read first
 //!
-//! [`stages`], the twelve steps of the pass, each with its plain form; `reference_pass`, which strings the plain
-//! forms together and reads like the model; [`backend`], which keeps the sequences; then `kernels`.
+//! [`stages`], the twelve steps of the pass, each with its plain form; [`reference_pass`], which strings the plain
+//! forms together and reads like the model; [`backend`], which keeps the sequences; then [`fast_pass`] and
+//! [`kernels`].
 
 pub mod backend;
 pub mod fast;
