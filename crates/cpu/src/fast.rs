@@ -7,7 +7,7 @@ use crate::isa::Isa;
 use crate::kernels::OutRows;
 use crate::kernels::activations::QuantizedRows;
 use crate::kernels::f32_ops;
-use crate::kernels::matmul::{ROW_BLOCK, matmul_rows, matmul_rows_f32};
+use crate::kernels::matmul::{Next, ROW_BLOCK, matmul_rows_f32, matmul_rows_then};
 use crate::memory::grow;
 use crate::pool::ThreadPool;
 
@@ -136,10 +136,11 @@ impl Activations {
         &self.indices[range]
     }
 
-    /// Rows `rows` of `matrix` times the activations `tokens`, in the form that the matrix's format asks for.
+    /// Rows `rows` of `matrix` times the activations `tokens`, in the form that the matrix's format asks for;
+    /// `next` is what this thread multiplies afterwards.
     ///
     /// # Safety
-    /// As [`matmul_rows`]: columns `rows` of `out` are this call's alone.
+    /// As [`matmul_rows_then`]: columns `rows` of `out` are this call's alone.
     pub unsafe fn multiply(
         &self,
         machine: &Machine,
@@ -147,11 +148,12 @@ impl Activations {
         rows: std::ops::Range<usize>,
         tokens: &[u32],
         out: OutRows<'_>,
+        next: Next,
     ) {
         // SAFETY: by contract.
         unsafe {
             if matrix.format.is_affine() {
-                matmul_rows(machine.isa, matrix, rows, &self.quantized, tokens, out);
+                matmul_rows_then(machine.isa, matrix, rows, &self.quantized, tokens, out, next);
             } else {
                 matmul_rows_f32(machine.isa, matrix, rows, self.values(), tokens, out);
             }
@@ -204,7 +206,7 @@ pub fn project<const N: usize>(machine: &Machine, x: &Activations, projections: 
             // SAFETY: each block of rows of each matrix is one task's.
             unsafe {
                 match precision {
-                    Precision::Int8 => x.multiply(machine, matrix, rows, tokens, out),
+                    Precision::Int8 => x.multiply(machine, matrix, rows, tokens, out, Next::UNKNOWN),
                     Precision::F32 => {
                         for (i, tokens) in tokens.chunks(F32_TOKENS).enumerate() {
                             let out = out.from_row(i * F32_TOKENS);
@@ -234,7 +236,7 @@ pub fn project_onto(
         let rows = task * task_rows..matrix.rows.min((task + 1) * task_rows);
         // SAFETY: each block of columns of both outputs is one task's.
         unsafe {
-            x.multiply(machine, matrix, rows.clone(), tokens, product);
+            x.multiply(machine, matrix, rows.clone(), tokens, product, Next::UNKNOWN);
             for row in 0..tokens.len() {
                 let sum = residual.row(row, rows.clone());
                 for (sum, value) in sum.iter_mut().zip(product.row(row, rows.clone())) {

@@ -18,8 +18,8 @@
 //!
 //! # Work and memory
 //!
-//! Query rows (token and head) are taken [`ROWS`] at a time, so a page is read once for all query heads of a
-//! decode step, and once for some tokens of a prompt. With more rows than [`FEW_ROWS`] a page is first
+//! Query rows (token and head) are taken `ROWS` at a time, so a page is read once for all query heads of a
+//! decode step, and once for some tokens of a prompt. With more rows than `FEW_ROWS` a page is first
 //! widened to f32 in scratch that stays in the L2 cache. Decode's floor is the cache's bytes over the
 //! memory's bandwidth; prefill's is two multiply-adds per query row, position and element.
 

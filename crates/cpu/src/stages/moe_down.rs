@@ -5,6 +5,7 @@ use lily_model::weights::MoeWeights;
 
 use crate::fast::{Activations, Machine};
 use crate::kernels::OutRows;
+use crate::kernels::matmul::Next;
 use crate::plain::linear;
 use crate::stages::moe_route::{Choice, Routing};
 use crate::stages::moe_up::slots_of;
@@ -87,12 +88,18 @@ pub fn fast(
         };
         for (index, &expert) in routing.active.iter().enumerate() {
             let matrix = weights.down_proj.at(expert as usize);
+            let next = match routing.active.get(index + 1) {
+                Some(&expert) => weights.down_proj.at(expert as usize),
+                None => weights.shared_down_proj.view(),
+            };
+            let next = Next::rows(&next, rows.start);
             let slots = routing.slots(index);
             for start in slots.clone().step_by(TOKEN_BLOCK) {
                 let block = start..slots.end.min(start + TOKEN_BLOCK);
                 // SAFETY: as above.
                 unsafe {
-                    routed.multiply(machine, matrix, rows.clone(), routed.indices(block.clone()), products);
+                    let tokens = routed.indices(block.clone());
+                    routed.multiply(machine, matrix, rows.clone(), tokens, products, next);
                 }
                 for (i, slot) in block.enumerate() {
                     add(products, i, routing.weights[slot], routing.tokens[slot] as usize);
@@ -104,7 +111,8 @@ pub fn fast(
             let block = start..tokens.min(start + TOKEN_BLOCK);
             // SAFETY: as above.
             unsafe {
-                shared.multiply(machine, matrix, rows.clone(), shared.indices(block.clone()), products);
+                let tokens = shared.indices(block.clone());
+                shared.multiply(machine, matrix, rows.clone(), tokens, products, Next::UNKNOWN);
             }
             for (i, token) in block.enumerate() {
                 add(products, i, routing.shared[token], token);

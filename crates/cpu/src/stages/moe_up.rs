@@ -5,6 +5,7 @@ use lily_model::weights::{MatrixView, MoeWeights};
 
 use crate::fast::{Activations, Machine, silu_gate};
 use crate::kernels::OutRows;
+use crate::kernels::matmul::Next;
 use crate::plain::{linear, silu};
 use crate::stages::moe_route::{Choice, Routing};
 
@@ -118,8 +119,9 @@ unsafe fn swiglu(
 ) {
     // SAFETY: by contract.
     unsafe {
-        x.multiply(machine, gate_matrix, rows.clone(), tokens, gates);
-        x.multiply(machine, up_matrix, rows.clone(), tokens, out);
+        let up = Next::rows(&up_matrix, rows.start);
+        x.multiply(machine, gate_matrix, rows.clone(), tokens, gates, up);
+        x.multiply(machine, up_matrix, rows.clone(), tokens, out, Next::UNKNOWN);
         for i in 0..tokens.len() {
             silu_gate(machine.isa, gates.row(i, rows.clone()), out.row(i, rows.clone()));
         }
