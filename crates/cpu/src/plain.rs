@@ -81,25 +81,32 @@ fn bf16_at(bytes: &[u8], index: usize) -> f32 {
     f32::from_bits(u32::from(bits) << 16)
 }
 
+/// Scale and bias of each group of row `row` of an affine matrix.
+fn group_parameters(matrix: &MatrixView<'_>, row: usize) -> impl Iterator<Item = (f32, f32)> {
+    let groups = matrix.cols / GROUP_SIZE;
+    (row * groups..(row + 1) * groups).map(|i| (bf16_at(matrix.scales, i), bf16_at(matrix.biases, i)))
+}
+
 /// Row `row` of `matrix` as f32, exactly what the checkpoint's format means (`out` holds `matrix.cols`).
 pub fn dequantize_row(matrix: &MatrixView<'_>, row: usize, out: &mut [f32]) {
     let bytes = matrix.format.row_bytes(matrix.cols);
     let data = &matrix.data[row * bytes..(row + 1) * bytes];
-    let groups = matrix.cols / GROUP_SIZE;
-    let affine = |column: usize, q: u8| {
-        let group = row * groups + column / GROUP_SIZE;
-        bf16_at(matrix.scales, group) * f32::from(q) + bf16_at(matrix.biases, group)
-    };
     match matrix.format {
         Format::Affine4 => {
-            for (i, &byte) in data.iter().enumerate() {
-                out[2 * i] = affine(2 * i, byte & 0xf);
-                out[2 * i + 1] = affine(2 * i + 1, byte >> 4);
+            for (group, (scale, bias)) in group_parameters(matrix, row).enumerate() {
+                let out = &mut out[group * GROUP_SIZE..(group + 1) * GROUP_SIZE];
+                let data = &data[group * GROUP_SIZE / 2..(group + 1) * GROUP_SIZE / 2];
+                for (pair, &byte) in out.as_chunks_mut::<2>().0.iter_mut().zip(data) {
+                    *pair = [byte & 0xf, byte >> 4].map(|q| scale * f32::from(q) + bias);
+                }
             }
         }
         Format::Affine8 => {
-            for (i, &byte) in data.iter().enumerate() {
-                out[i] = affine(i, byte);
+            for (group, (scale, bias)) in group_parameters(matrix, row).enumerate() {
+                let range = group * GROUP_SIZE..(group + 1) * GROUP_SIZE;
+                for (o, &q) in out[range.clone()].iter_mut().zip(&data[range]) {
+                    *o = scale * f32::from(q) + bias;
+                }
             }
         }
         Format::Bf16 => {
