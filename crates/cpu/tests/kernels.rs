@@ -8,6 +8,7 @@ use lily_cpu::kernels::attention::{
     KvElement, KvPages, Partial, Queries, attend, attend_span, merge_spans, span_count,
 };
 use lily_cpu::kernels::delta::{DeltaTokens, Strided, delta_rule};
+use lily_cpu::kernels::matmul::{Next, matmul_rows_then};
 use lily_cpu::kernels::{OutRows, f32_ops, matmul};
 use lily_cpu::pool::ThreadPool;
 use lily_model::weights::{Format, GROUP_SIZE, MatrixView};
@@ -121,8 +122,9 @@ fn dequantized(x: &QuantizedRows, row: usize) -> Vec<f64> {
 
 fn int8(isa: Isa, w: &Weights, rows: std::ops::Range<usize>, x: &QuantizedRows, tokens: &[u32]) -> Vec<f32> {
     let mut out = vec![f32::NAN; tokens.len() * w.rows];
+    let next = Next::rows(&w.view(), rows.start);
     // SAFETY: one thread.
-    unsafe { matmul::matmul_rows(isa, w.view(), rows, x, tokens, OutRows::new(&mut out, w.rows)) };
+    unsafe { matmul_rows_then(isa, w.view(), rows, x, tokens, OutRows::new(&mut out, w.rows), next) };
     out
 }
 

