@@ -6,4 +6,4 @@ cd "$(dirname "$0")"
 export OMP_NUM_THREADS=1
 python=${PYTHON:-python3}
 "$python" transformers_golden.py --demo ../demo --out golden
-"$python" mlx_golden.py --demo ../demo --out golden --report-bf16
+"$python" mlx_golden.py --demo ../demo --out golden

@@ -22,10 +22,16 @@ from checkpoint import load_transformers_model
 
 # Around the chunk lengths that implementations choose, and long enough for positions to matter.
 LENGTHS = (1, 2, 3, 63, 64, 65, 128, 257, 600, 2000)
+STREAM_TOKENS = 12_000
 STAGE_TOKENS = 12
 CONTINUATIONS = 12
 CONTINUATION_TOKENS = 48
 LONGEST_QUESTION = 600
+# Where the last expert chosen and the first one passed over are closer than this, rounding decides between two
+# experts, and two correct f32 implementations write visibly different logits.
+LEAST_ROUTER_GAP = 5e-6
+# How far a prompt moves on in the text, from the one before it or from a choice of experts that is too close.
+STRIDE = 97
 # A continuation with a smaller gap between its two best logits would test rounding, not the model.
 LEAST_MARGIN = 1e-2
 
@@ -34,20 +40,38 @@ def chosen_positions(length):
     return sorted({0, length // 4, length // 2, max(length - 2, 0), length - 1})
 
 
+def logits_and_router_gap(model, tokens):
+    """Logits of every position, and the smallest gap between router logits that decides on an expert."""
+    gaps = []
+
+    def record(_module, _args, out):
+        best = out[0].double().topk(model.config.num_experts_per_tok + 1).values
+        gaps.append((best[:, -2] - best[:, -1]).min().item())
+
+    hooks = [layer.mlp.gate.register_forward_hook(record) for layer in model.model.layers]
+    logits = model(torch.tensor([tokens])).logits[0]
+    for hook in hooks:
+        hook.remove()
+    return logits, min(gaps)
+
+
 def golden_logits(model, stream):
+    """Every prompt begins elsewhere in the text, so that none is the beginning of another."""
     tensors = {}
     start = 0
     for length in LENGTHS:
-        tokens = stream[start : start + length]
-        assert len(tokens) == length, "the held-out text is too short"
-        # Every prompt begins elsewhere in the text, so that no two share a prefix.
-        start += 97
+        gap = 0.0
+        while gap < LEAST_ROUTER_GAP:
+            tokens = stream[start : start + length]
+            if len(tokens) < length:
+                raise SystemExit(f"no prompt of {length} tokens chooses its experts clearly")
+            start += STRIDE
+            logits, gap = logits_and_router_gap(model, tokens)
         positions = chosen_positions(length)
-        logits = model(torch.tensor([tokens])).logits[0]
         tensors[f"{length}.tokens"] = torch.tensor(tokens, dtype=torch.int32)
         tensors[f"{length}.positions"] = torch.tensor(positions, dtype=torch.int32)
         tensors[f"{length}.logits"] = logits[positions].contiguous()
-        print(f"logits: {length} tokens, {len(positions)} positions", flush=True)
+        print(f"logits: {length} tokens, {len(positions)} positions, least router gap {gap:.1e}", flush=True)
     return tensors
 
 
@@ -235,7 +259,7 @@ def main():
     text = prompts.HeldOut(args.demo)
     args.out.mkdir(parents=True, exist_ok=True)
     with torch.no_grad():
-        stream = text.stream(LENGTHS[-1] + 97 * len(LENGTHS))
+        stream = text.stream(STREAM_TOKENS)
         save_file(golden_logits(model, stream), args.out / "transformers_logits.safetensors")
         save_file(golden_stages(model, stream), args.out / "transformers_stages.safetensors")
         greedy = golden_greedy(model, text.questions(LONGEST_QUESTION))
