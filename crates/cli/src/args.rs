@@ -92,6 +92,9 @@ pub struct ChatArgs {
     /// Most tokens of an answer [default: what the context leaves]
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     pub max_tokens: Option<usize>,
+    /// Say on standard error how fast each answer came
+    #[arg(long)]
+    pub stats: bool,
     /// How tokens are chosen.
     #[command(flatten)]
     pub sampling: SamplingArgs,

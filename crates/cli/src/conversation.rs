@@ -1,10 +1,10 @@
 //! One question to the model and its answer, for the commands that ask.
 
-use lily_engine::engine::{FinishReason, Request};
+use lily_engine::engine::Request;
 use lily_engine::output::Delta;
 use lily_engine::sampler::SamplingParams;
 use lily_engine::tool_calls::ToolCall;
-use lily_server::answer::{Answer, News};
+use lily_server::answer::{Answer, End, News};
 use lily_server::chat_model::ChatModel;
 use serde_json::{Map, Value};
 
@@ -26,14 +26,14 @@ pub struct Ask<'a> {
 }
 
 /// A complete answer.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Outcome {
     /// Its text, without thinking.
     pub content: String,
     /// Its tool calls.
     pub calls: Vec<ToolCall>,
-    /// Whether it ended at a limit rather than by itself.
-    pub cut_off: bool,
+    /// How it ended.
+    pub end: End,
 }
 
 /// Asks, hands each piece to `show` as it comes, and returns the whole. Dropping the future stops the work.
@@ -51,7 +51,7 @@ pub async fn ask(
     })?;
     let mut answer = Answer::new(generation, prompt.thinking, ask.tools);
     let mut progress = Prefill::default();
-    let mut outcome = Outcome::default();
+    let (mut content, mut calls) = (String::new(), Vec::new());
     loop {
         let (deltas, end) = match answer.next().await.map_err(anyhow::Error::msg)? {
             News::Prefill { done, total } => {
@@ -65,14 +65,13 @@ pub async fn ask(
         for delta in deltas {
             show(&delta)?;
             match delta {
-                Delta::Content(text) => outcome.content.push_str(&text),
-                Delta::ToolCall(call) => outcome.calls.push(call),
+                Delta::Content(text) => content.push_str(&text),
+                Delta::ToolCall(call) => calls.push(call),
                 Delta::Reasoning(_) => {}
             }
         }
         if let Some(end) = end {
-            outcome.cut_off = end.reason == FinishReason::Length;
-            return Ok(outcome);
+            return Ok(Outcome { content, calls, end });
         }
     }
 }

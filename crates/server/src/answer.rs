@@ -2,7 +2,9 @@
 //!
 //! Protocols differ in how they write the same news; what is common to them, and to `lily chat`, is here.
 
-use lily_engine::engine::{Event, FinishReason, Generation, Usage};
+use std::time::Duration;
+
+use lily_engine::engine::{Event, FinishReason, Generation, Timings, Usage};
 use lily_engine::output::{Delta, OutputParser};
 use lily_engine::sampler::TokenLogprobs;
 use serde_json::Value;
@@ -53,6 +55,25 @@ pub struct End {
     pub usage: Usage,
     /// Tokens of thinking among those written.
     pub reasoning_tokens: usize,
+    /// Where the time went.
+    pub timings: Timings,
+}
+
+impl End {
+    /// Prompt tokens per second of prefill.
+    pub fn prefill_rate(&self) -> f64 {
+        rate(self.usage.prompt_tokens, self.timings.prefill)
+    }
+
+    /// Generated tokens per second of decode; the first token is prefill's.
+    pub fn decode_rate(&self) -> f64 {
+        rate(self.usage.completion_tokens.saturating_sub(1), self.timings.decode)
+    }
+}
+
+fn rate(tokens: usize, time: Duration) -> f64 {
+    // Work that took no time that a clock could see has no rate worth dividing by zero for.
+    tokens as f64 / time.as_secs_f64().max(f64::EPSILON)
 }
 
 impl Answer {
@@ -76,12 +97,12 @@ impl Answer {
                 let scored = logprobs.filter(|_| !thinking).map(|logprobs| (id, logprobs));
                 Ok(News::Token { deltas, scored })
             }
-            Some(Event::Finished { reason, tail, usage, .. }) => {
+            Some(Event::Finished { reason, tail, usage, timings }) => {
                 let mut deltas = self.parser.push(&tail);
                 deltas.extend(self.parser.finish());
                 self.note_calls(&deltas);
                 let (called, reasoning_tokens) = (self.called, self.reasoning_tokens);
-                Ok(News::End { deltas, end: End { reason, called, usage, reasoning_tokens } })
+                Ok(News::End { deltas, end: End { reason, called, usage, reasoning_tokens, timings } })
             }
             Some(Event::Failed(reason)) => Err(reason),
             None => Err("the engine ended before the answer did; restart the program".to_string()),

@@ -274,15 +274,18 @@ async fn send(events: &Events, body: &impl Serialize) -> Result<(), Broken> {
     events.send(Ok(event)).await.map_err(|_| Broken::Gone)
 }
 
-/// One line for each request that was answered.
+/// One line for each answer.
 fn log(id: &str, ends: &[End]) {
-    let usage = assemble::usage(ends);
-    let finish: Vec<_> = ends.iter().map(assemble::finish_reason).collect();
-    tracing::info!(
-        id,
-        prompt = usage.prompt_tokens,
-        completion = usage.completion_tokens,
-        ?finish,
-        "answered"
-    );
+    for end in ends {
+        tracing::info!(
+            id,
+            prompt = end.usage.prompt_tokens,
+            completion = end.usage.completion_tokens,
+            queue_ms = end.timings.queue.as_millis() as u64,
+            prefill_ms = end.timings.prefill.as_millis() as u64,
+            decode_ms = end.timings.decode.as_millis() as u64,
+            finish = assemble::finish_reason(end),
+            "answered"
+        );
+    }
 }

@@ -3,7 +3,9 @@
 use std::io::{IsTerminal, Read, Write};
 
 use anyhow::{Context, bail};
+use lily_engine::engine::FinishReason;
 use lily_engine::output::Delta;
+use lily_server::answer::End;
 use lily_server::chat_model::ChatModel;
 use rustyline::DefaultEditor;
 use rustyline::error::ReadlineError;
@@ -60,6 +62,7 @@ struct Chat {
     sampling: SamplingArgs,
     max_tokens: Option<usize>,
     think: bool,
+    stats: bool,
     system: Option<String>,
     /// Questions and answers so far, in the template's form.
     turns: Vec<Value>,
@@ -73,6 +76,7 @@ impl Chat {
             sampling: args.sampling.clone(),
             max_tokens: args.max_tokens,
             think: args.model.think,
+            stats: args.stats,
             system: args.system.clone(),
             turns: Vec::new(),
         }
@@ -149,14 +153,30 @@ impl Chat {
             }
         });
         printer.end()?;
-        let Some(Outcome { content, cut_off, .. }) = answer? else { return Ok(false) };
-        if cut_off {
+        let Some(Outcome { content, end, .. }) = answer? else { return Ok(false) };
+        if self.stats {
+            eprintln!("lily: {}", stats(&end));
+        }
+        if end.reason == FinishReason::Length {
             eprintln!("lily: the answer was cut off at its token limit");
         }
         self.turns.push(user);
         self.turns.push(json!({"role": "assistant", "content": content}));
         Ok(true)
     }
+}
+
+/// How fast an answer came.
+fn stats(end: &End) -> String {
+    format!(
+        "{} tokens read in {:.2} s ({:.1}/s), {} written in {:.2} s ({:.1}/s)",
+        end.usage.prompt_tokens,
+        end.timings.prefill.as_secs_f64(),
+        end.prefill_rate(),
+        end.usage.completion_tokens,
+        end.timings.decode.as_secs_f64(),
+        end.decode_rate()
+    )
 }
 
 /// Prints an answer as it comes: thinking dim and only to a terminal, so that what goes to a file or another

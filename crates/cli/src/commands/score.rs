@@ -9,6 +9,7 @@ use std::io::Write;
 use std::path::Path;
 
 use anyhow::{Context, bail};
+use lily_engine::tool_calls::ToolCall;
 use lily_server::chat_model::ChatModel;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -74,7 +75,7 @@ pub fn run(args: &ScoreArgs) -> anyhow::Result<()> {
         let mut correct = 0;
         for item in &items {
             let outcome = runtime.block_on(answer(&model, item))?;
-            correct += usize::from(is_correct(&outcome, &item.answer));
+            correct += usize::from(is_correct(&outcome.content, &outcome.calls, &item.answer));
             bar.inc(1);
         }
         scores.push(score(family, items.len(), correct));
@@ -139,13 +140,12 @@ async fn answer(model: &ChatModel, item: &Item) -> anyhow::Result<Outcome> {
     ask(model, &wishes, |_| Ok(())).await
 }
 
-fn is_correct(outcome: &Outcome, expected: &Expected) -> bool {
-    let calls = outcome.calls.iter().map(|call| {
+fn is_correct(content: &str, calls: &[ToolCall], expected: &Expected) -> bool {
+    let calls = calls.iter().map(|call| {
         let arguments = serde_json::from_str(&call.arguments).unwrap_or(Value::Null);
         ExpectedCall { name: call.name.clone(), arguments }
     });
-    let text_matches =
-        expected.content.as_ref().is_none_or(|content| outcome.content.trim() == content.trim());
+    let text_matches = expected.content.as_ref().is_none_or(|expected| content.trim() == expected.trim());
     text_matches && calls.eq(expected.tool_calls.iter().cloned())
 }
 
@@ -172,7 +172,6 @@ fn print(scores: &[Score], json: bool) -> anyhow::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use lily_engine::tool_calls::ToolCall;
     use serde_json::json;
 
     use super::*;
@@ -181,25 +180,23 @@ mod tests {
         serde_json::from_value(answer).unwrap()
     }
 
+    fn call(arguments: &str) -> ToolCall {
+        ToolCall { name: "f".into(), arguments: arguments.into() }
+    }
+
     #[test]
     fn a_text_must_be_equal_and_come_without_calls() {
         let right = expected(json!({"content": "42"}));
-        let text = |content: &str| Outcome { content: content.into(), ..Outcome::default() };
-        let call = ToolCall { name: "f".into(), arguments: "{}".into() };
-        assert!(is_correct(&text(" 42\n"), &right));
-        assert!(!is_correct(&text("42."), &right));
-        assert!(!is_correct(&Outcome { calls: vec![call], ..text("42") }, &right));
+        assert!(is_correct(" 42\n", &[], &right));
+        assert!(!is_correct("42.", &[], &right));
+        assert!(!is_correct("42", &[call("{}")], &right));
     }
 
     #[test]
     fn calls_must_be_equal_as_json() {
         let right = expected(json!({"tool_calls": [{"name": "f", "arguments": {"a": 1, "b": "x"}}]}));
-        let call = |arguments: &str| Outcome {
-            calls: vec![ToolCall { name: "f".into(), arguments: arguments.into() }],
-            ..Outcome::default()
-        };
-        assert!(is_correct(&call("{\"b\": \"x\", \"a\": 1}"), &right));
-        assert!(!is_correct(&call("{\"b\": \"x\", \"a\": \"1\"}"), &right));
-        assert!(!is_correct(&Outcome::default(), &right));
+        assert!(is_correct("", &[call("{\"b\": \"x\", \"a\": 1}")], &right));
+        assert!(!is_correct("", &[call("{\"b\": \"x\", \"a\": \"1\"}")], &right));
+        assert!(!is_correct("", &[], &right));
     }
 }
