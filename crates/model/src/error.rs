@@ -9,12 +9,12 @@ const SHOWN_REFUSALS: usize = 8;
 #[derive(Debug, thiserror::Error)]
 pub enum ModelError {
     /// The operating system refused a file or directory.
-    #[error("cannot read {file}: {source}")]
+    #[error("cannot read {file}: {reason}")]
     Io {
         /// The path.
         file: String,
         /// What the system said.
-        source: std::io::Error,
+        reason: std::io::Error,
     },
     /// A file is there and is not what it should be.
     #[error("{file}: {problem}")]
@@ -28,12 +28,12 @@ pub enum ModelError {
     #[error("{}", list(.0))]
     Refused(Vec<Refusal>),
     /// Something could not be written.
-    #[error("cannot write {file}: {source}")]
+    #[error("cannot write {file}: {reason}")]
     Write {
         /// The path.
         file: String,
         /// What the system said.
-        source: std::io::Error,
+        reason: std::io::Error,
     },
     /// The disk cannot hold what was to be written.
     #[error("{dir} has {free} bytes free and {needed} are needed: free {} more, or choose another disk", needed.saturating_sub(*free))]

@@ -30,7 +30,7 @@ impl Source {
     /// # Errors
     /// [`ModelError`] where there is no such directory.
     pub fn directory(dir: &Path) -> Result<Source, ModelError> {
-        let meta = fs::metadata(dir).map_err(|source| io_error(dir, source))?;
+        let meta = fs::metadata(dir).map_err(|reason| io_error(dir, reason))?;
         if !meta.is_dir() {
             return Err(ModelError::file(
                 dir.display().to_string(),
@@ -115,6 +115,6 @@ fn open_file(path: &Path) -> Result<Option<Blob>, ModelError> {
     Ok(Some(Blob::new(Arc::new(map))))
 }
 
-fn io_error(path: &Path, source: io::Error) -> ModelError {
-    ModelError::Io { file: path.display().to_string(), source }
+fn io_error(path: &Path, reason: io::Error) -> ModelError {
+    ModelError::Io { file: path.display().to_string(), reason }
 }

@@ -158,8 +158,8 @@ fn temporary(dir: &Path, name: &str) -> PathBuf {
     dir.join(format!("{name}.partial"))
 }
 
-fn write_error(path: &Path, source: io::Error) -> ModelError {
-    ModelError::Write { file: path.display().to_string(), source }
+fn write_error(path: &Path, reason: io::Error) -> ModelError {
+    ModelError::Write { file: path.display().to_string(), reason }
 }
 
 fn write_shards(
