@@ -163,3 +163,14 @@ pub fn norm_rows(x: &[f32], weight: &[f32], eps: f32) -> Vec<f32> {
     }
     normed
 }
+
+/// Adds the product of `matrix` with each row of `input`, `[tokens, cols]`, to `x`, `[tokens, rows]`.
+pub(crate) fn linear_onto(matrix: &MatrixView<'_>, input: &[f32], x: &mut [f32]) {
+    let (rows, cols) = (matrix.rows, matrix.cols);
+    linear(
+        matrix,
+        input.len() / cols,
+        |t| &input[t * cols..(t + 1) * cols],
+        |row, t, value| x[t * rows + row] += value,
+    );
+}

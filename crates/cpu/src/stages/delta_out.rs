@@ -3,18 +3,11 @@
 use lily_model::weights::DeltaWeights;
 
 use crate::fast::{Activations, Machine, project_onto};
-use crate::plain::linear;
+use crate::plain::linear_onto;
 
 /// Plain form: `core` is `[tokens, value_width]`, `x` the residual stream `[tokens, hidden]`.
 pub fn reference(weights: &DeltaWeights, core: &[f32], x: &mut [f32]) {
-    let matrix = weights.out_proj.view();
-    let (rows, cols) = (matrix.rows, matrix.cols);
-    linear(
-        &matrix,
-        core.len() / cols,
-        |t| &core[t * cols..(t + 1) * cols],
-        |row, t, value| x[t * rows + row] += value,
-    );
+    linear_onto(&weights.out_proj.view(), core, x);
 }
 
 /// Fast form; `product` is scratch of the shape of `x`.
