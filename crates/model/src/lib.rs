@@ -25,6 +25,7 @@
 //! | [`chat_template`] | a conversation to the text that the model reads |
 //! | [`generation_config`] | where answers end, recommended sampling |
 //! | [`inspect`] | everything that is in a directory, and everything that would be refused |
+//! | [`cost`] | bytes and operations that a token needs at the least |
 //! | [`demo`] | the checkpoint that the binary embeds |
 //! | [`synth`] | random weights of any geometry, for measuring |
 //! | [`error`] | the crate's errors |
@@ -33,6 +34,7 @@ pub mod affine;
 pub mod chat_template;
 pub mod checkpoint;
 pub mod config;
+pub mod cost;
 pub mod demo;
 pub mod detokenizer;
 pub mod error;
