@@ -3,15 +3,15 @@
 //! `cargo run --release -p lily-cpu --example gemv [-- threads]` prints, for each instruction set that the
 //! machine has: decode (one to six tokens over 2 GiB of random 4-bit weights, each byte read once) against a
 //! plain read of the same memory by the same threads, and prefill (a matrix that stays in the cache, many
-//! tokens) against the rate at which the machine executes byte dot products on registers.
+//! tokens) against the rate at which it executes the instruction set's byte dot products on registers.
 
-use std::hint::black_box;
 use std::time::Instant;
 
 use lily_cpu::isa::Isa;
 use lily_cpu::kernels::OutRows;
 use lily_cpu::kernels::activations::QuantizedRows;
 use lily_cpu::kernels::matmul::{ROW_BLOCK, matmul_rows};
+use lily_cpu::limits::{dot_rate, read_rate};
 use lily_cpu::pool::{ThreadPool, partition, physical_cores};
 use lily_model::weights::{Format, GROUP_SIZE, MatrixView};
 
@@ -69,20 +69,6 @@ fn seconds(mut body: impl FnMut()) -> f64 {
     times[RUNS / 2]
 }
 
-/// Reads everything once, a share per thread.
-fn read(pool: &ThreadPool, data: &[u8]) {
-    let words = data.as_chunks::<8>().0.as_chunks::<32>().0;
-    pool.run(|worker, workers| {
-        let mut sums = [0u64; 32];
-        for line in &words[partition(words.len(), 1, worker, workers)] {
-            for (sum, word) in sums.iter_mut().zip(line) {
-                *sum = sum.wrapping_add(u64::from_le_bytes(*word));
-            }
-        }
-        black_box(sums);
-    });
-}
-
 fn multiply(pool: &ThreadPool, isa: Isa, w: MatrixView<'_>, x: &QuantizedRows, out: &mut [f32]) {
     let out = OutRows::new(out, w.rows);
     pool.run(|worker, workers| {
@@ -90,36 +76,6 @@ fn multiply(pool: &ThreadPool, isa: Isa, w: MatrixView<'_>, x: &QuantizedRows, o
         // SAFETY: shares of the rows are disjoint.
         unsafe { matmul_rows(isa, w, rows, x, x.all(), out) };
     });
-}
-
-/// Byte products per second on registers, all threads; `None` where the machine has no such instruction.
-fn dot_peak(pool: &ThreadPool) -> Option<f64> {
-    #[cfg(target_arch = "x86_64")]
-    if Isa::Avx512Vnni.is_available() {
-        const ROUNDS: usize = 20_000_000;
-        const CHAINS: usize = 16;
-        let time = seconds(|| {
-            // SAFETY: the instruction set was checked.
-            pool.run(|_, _| unsafe { spin_avx512::<CHAINS>(ROUNDS) });
-        });
-        return Some((pool.threads() * ROUNDS * CHAINS * 64) as f64 / time);
-    }
-    let _ = pool;
-    None
-}
-
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f,avx512vnni")]
-unsafe fn spin_avx512<const CHAINS: usize>(rounds: usize) {
-    use std::arch::x86_64::{_mm512_dpbusd_epi32, _mm512_set1_epi8, _mm512_setzero_si512};
-    let (w, x) = (black_box(_mm512_set1_epi8(3)), black_box(_mm512_set1_epi8(5)));
-    let mut sums = [_mm512_setzero_si512(); CHAINS];
-    for _ in 0..rounds {
-        for sum in &mut sums {
-            *sum = _mm512_dpbusd_epi32(*sum, w, x);
-        }
-    }
-    black_box(sums);
 }
 
 fn main() {
@@ -134,14 +90,14 @@ fn main() {
         q
     };
 
-    let bandwidth = big.data.len() as f64 / seconds(|| read(&pool, &big.data));
+    let bandwidth = read_rate(&pool, Isa::detect(), &[&big.data]);
     println!("{threads} threads; plain read {:.1} GB/s", bandwidth / 1e9);
-    let peak = dot_peak(&pool);
-    if let Some(peak) = peak {
-        println!("byte dot products on registers {:.0} GOP/s", 2.0 * peak / 1e9);
-    }
     for isa in Isa::available() {
-        println!("{isa}");
+        let peak = dot_rate(&pool, isa);
+        match peak {
+            Some(peak) => println!("{isa}; byte dot products on registers {:.0} GOP/s", peak / 1e9),
+            None => println!("{isa}"),
+        }
         for tokens in [1, 2, 4, 6] {
             if isa == Isa::Portable && tokens > 1 {
                 continue;
@@ -159,10 +115,10 @@ fn main() {
             let x = rows(tokens);
             let mut out = vec![0.0; tokens * small.rows];
             let time = seconds(|| multiply(&pool, isa, small.view(), &x, &mut out));
-            let rate = (tokens * small.rows * COLS) as f64 / time;
+            let rate = (2 * tokens * small.rows * COLS) as f64 / time;
             let part =
                 peak.map_or(String::new(), |peak| format!(", {:.0} % of the peak", 100.0 * rate / peak));
-            println!("  prefill, {tokens} tokens: {:.0} GOP/s{part}", 2.0 * rate / 1e9);
+            println!("  prefill, {tokens} tokens: {:.0} GOP/s{part}", rate / 1e9);
         }
     }
 }

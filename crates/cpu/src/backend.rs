@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 
 use lily_engine::backend::{
-    Backend, BackendError, DecodeStep, Input, SequenceId, SnapshotId, StepOutput, Ticket, Want,
+    Backend, BackendError, DecodeStep, Input, Limits, SequenceId, SnapshotId, StepOutput, Ticket, Want,
 };
 use lily_model::geometry::Geometry;
 use lily_model::weights::Weights;
@@ -17,6 +17,7 @@ use crate::fast_pass::FastPass;
 use crate::isa::Isa;
 use crate::kernels::simd::LANES;
 use crate::kv_cache::KvFormat;
+use crate::limits;
 use crate::memory::{Meter, grow, zeroed};
 use crate::pool::{ThreadPool, physical_cores};
 use crate::reference_pass;
@@ -332,6 +333,14 @@ impl Backend for CpuBackend {
 
     fn context_limit(&self) -> usize {
         self.context_limit
+    }
+
+    fn limits(&mut self) -> Option<Limits> {
+        match &self.path {
+            // Without room for the measurement there is none.
+            Path::Fast(fast) => limits::measure(fast.machine(), &self.weights).ok(),
+            Path::Reference => None,
+        }
     }
 
     fn open(&mut self, from: Option<SnapshotId>) -> Result<SequenceId, BackendError> {

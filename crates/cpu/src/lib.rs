@@ -33,6 +33,7 @@ pub mod fast_pass;
 pub mod isa;
 pub mod kernels;
 pub mod kv_cache;
+pub mod limits;
 pub mod memory;
 pub mod plain;
 pub mod pool;

@@ -66,6 +66,17 @@ pub struct StepOutput {
     pub logits: Vec<f32>,
 }
 
+/// What a device can do at the most, measured on it now: the base of the floors that speeds are quoted against.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Limits {
+    /// Bytes per second that a plain read of memory far larger than any cache reaches, with all the threads or
+    /// cores that the backend computes with.
+    pub read_bytes_per_second: f64,
+    /// Operations per second (multiplication and addition are two) of the instruction that multiplies weights
+    /// with activations, operands in registers; `None` where there is no such instruction.
+    pub matrix_ops_per_second: Option<f64>,
+}
+
 /// Why a backend could not do what it was asked.
 #[derive(Debug, thiserror::Error)]
 pub enum BackendError {
@@ -113,6 +124,12 @@ pub trait Backend: Send {
 
     /// The most tokens that one sequence may hold.
     fn context_limit(&self) -> usize;
+
+    /// Measures what the device can do at the most, which takes a second or so and, for a small model, memory;
+    /// `None` where the backend has no way to.
+    fn limits(&mut self) -> Option<Limits> {
+        None
+    }
 
     /// Opens a sequence: empty, or continuing `from` a snapshot (which stays valid).
     fn open(&mut self, from: Option<SnapshotId>) -> Result<SequenceId, BackendError>;

@@ -40,9 +40,7 @@ impl Cost {
         let (mut weight_bytes, mut layer_products) = (0, 0);
         for layer in &weights.layers {
             let mixer: &[&Matrix] = match &layer.mixer {
-                Mixer::Delta(w) => {
-                    &[&w.in_proj_qkv, &w.in_proj_z, &w.in_proj_b, &w.in_proj_a, &w.out_proj]
-                }
+                Mixer::Delta(w) => &[&w.in_proj_qkv, &w.in_proj_z, &w.in_proj_b, &w.in_proj_a, &w.out_proj],
                 Mixer::Attention(w) => &[&w.q_proj, &w.k_proj, &w.v_proj, &w.o_proj],
             };
             let always = mixer.iter().copied().chain(always_used(&layer.moe)).map(|matrix| (matrix, 1));
