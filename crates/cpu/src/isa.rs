@@ -16,11 +16,14 @@ pub enum Isa {
     Avx512Vnni,
     /// aarch64 with the byte dot product.
     NeonDot,
+    /// [`Isa::NeonDot`] with the byte matrix product.
+    NeonI8mm,
 }
 
 impl Isa {
     /// All of them, slowest first.
-    pub const ALL: [Isa; 5] = [Isa::Portable, Isa::Avx2, Isa::AvxVnni, Isa::Avx512Vnni, Isa::NeonDot];
+    pub const ALL: [Isa; 6] =
+        [Isa::Portable, Isa::Avx2, Isa::AvxVnni, Isa::Avx512Vnni, Isa::NeonDot, Isa::NeonI8mm];
 
     /// The fastest one that this machine has.
     pub fn detect() -> Isa {
@@ -55,6 +58,8 @@ impl Isa {
             }
             #[cfg(target_arch = "aarch64")]
             Isa::NeonDot => std::arch::is_aarch64_feature_detected!("dotprod"),
+            #[cfg(target_arch = "aarch64")]
+            Isa::NeonI8mm => Isa::NeonDot.is_available() && std::arch::is_aarch64_feature_detected!("i8mm"),
             _ => false,
         }
     }
@@ -67,6 +72,7 @@ impl Isa {
             Isa::AvxVnni => "avx-vnni",
             Isa::Avx512Vnni => "avx512-vnni",
             Isa::NeonDot => "neon-dot",
+            Isa::NeonI8mm => "neon-i8mm",
         }
     }
 

@@ -177,6 +177,9 @@ pub fn run<K: Kernel>(isa: Isa, kernel: K) -> K::Output {
         // SAFETY: the instruction set was checked above.
         #[cfg(target_arch = "aarch64")]
         Isa::NeonDot => unsafe { super::neon::enter(kernel) },
+        // SAFETY: the instruction set was checked above.
+        #[cfg(target_arch = "aarch64")]
+        Isa::NeonI8mm => unsafe { super::neon::enter_i8mm(kernel) },
         _ => unreachable!("an instruction set of another architecture is never available"),
     }
 }
