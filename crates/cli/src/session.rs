@@ -1,7 +1,7 @@
 //! From flags to a model that answers: checkpoint, backend, engine.
 
 use anyhow::{Context, bail};
-use lily_cpu::{CpuBackend, CpuOptions, Numerics};
+use lily_cpu::{CpuBackend, CpuOptions};
 use lily_engine::engine::{Engine, EngineOptions};
 use lily_model::checkpoint::Checkpoint;
 use lily_server::chat_model::{ChatModel, unix_time};
@@ -22,7 +22,7 @@ pub fn start(args: &ModelArgs) -> anyhow::Result<ChatModel> {
     let context = context(args, &checkpoint)?;
     let backend = CpuBackend::new(
         checkpoint.weights()?,
-        CpuOptions { threads: args.threads, ctx_len: context, isa: None, numerics: Numerics::Int8 },
+        CpuOptions { threads: args.threads, ctx_len: context, ..CpuOptions::default() },
     )?;
     let tokenizer = checkpoint.tokenizer()?;
     let defaults = checkpoint.generation_config();

@@ -224,7 +224,7 @@ fn more_than_the_queue_holds_is_refused_for_now() {
     let mut connections: Vec<_> = (0..4).map(|_| open()).collect();
     connections.iter_mut().for_each(|connection| drop(connection.first_event()));
     let refused = server.chat(&body);
-    assert_eq!((refused.status, &refused.json()["error"]["code"]), (503, &json!("overloaded")));
+    assert_eq!((refused.status, &refused.json()["error"]["code"]), (429, &json!("rate_limit_exceeded")));
     assert!(refused.headers.iter().any(|header| header.starts_with("retry-after: ")), "{refused:?}");
     drop(connections);
     server.wait_until_running(0);

@@ -5,9 +5,12 @@
 //! refused call leaves its sequences as they were.
 
 use std::collections::HashMap;
+use std::io::Read;
+use std::sync::Arc;
 
 use lily_engine::backend::{
-    Backend, BackendError, DecodeStep, Input, Limits, SequenceId, SnapshotId, StepOutput, Ticket, Want,
+    Backend, BackendError, DecodeStep, Export, Input, Limits, Memory, SequenceId, SnapshotId, StepOutput,
+    Ticket, Want,
 };
 use lily_model::geometry::Geometry;
 use lily_model::weights::Weights;
@@ -16,13 +19,13 @@ use crate::fast::Machine;
 use crate::fast_pass::FastPass;
 use crate::isa::Isa;
 use crate::kernels::simd::LANES;
-use crate::kv_cache::KvFormat;
+use crate::kv_cache::{KvFormat, PAGE_TOKENS};
 use crate::limits;
 use crate::memory::{Meter, grow, zeroed};
 use crate::pool::{ThreadPool, physical_cores};
 use crate::reference_pass;
 use crate::segment::Segment;
-use crate::sequence::Sequence;
+use crate::sequence::{Sequence, Snapshot};
 use crate::stages::attn_core::MAX_GROUP;
 use crate::stages::delta_core::MAX_TAPS;
 use crate::stages::sample;
@@ -52,12 +55,20 @@ pub struct CpuOptions {
     pub isa: Option<Isa>,
     /// The arithmetic.
     pub numerics: Numerics,
+    /// The most bytes that sequences and snapshots may hold together.
+    pub state_bytes: usize,
 }
 
 impl Default for CpuOptions {
-    /// The whole context of the model, the best instructions, all cores, the fast arithmetic.
+    /// The whole context of the model, the best instructions, all cores, the fast arithmetic, any memory.
     fn default() -> CpuOptions {
-        CpuOptions { threads: None, ctx_len: usize::MAX, isa: None, numerics: Numerics::Int8 }
+        CpuOptions {
+            threads: None,
+            ctx_len: usize::MAX,
+            isa: None,
+            numerics: Numerics::Int8,
+            state_bytes: usize::MAX,
+        }
     }
 }
 
@@ -72,9 +83,14 @@ pub struct CpuBackend {
     weights: Weights,
     path: Path,
     context_limit: usize,
+    /// All state.
     meter: Meter,
+    /// The part of it that snapshots hold.
+    held: Meter,
+    /// An empty sequence, for the sizes of all others.
+    template: Sequence,
     sequences: HashMap<SequenceId, Sequence>,
-    snapshots: HashMap<SnapshotId, Sequence>,
+    snapshots: HashMap<SnapshotId, Snapshot>,
     finished: HashMap<u64, Vec<StepOutput>>,
     /// Logits of the last decode step, kept for their memory.
     logits: Vec<f32>,
@@ -96,10 +112,16 @@ impl CpuBackend {
                 Path::Fast(Box::new(FastPass::new(Machine { pool, isa }, &weights)))
             }
         };
+        let format = match path {
+            Path::Fast(_) => KvFormat::F16,
+            Path::Reference => KvFormat::F32,
+        };
         Ok(CpuBackend {
+            template: Sequence::new(&weights.geometry, format, &Meter::default())?,
+            held: Meter::default(),
             context_limit: options.ctx_len.min(weights.geometry.max_context),
             path,
-            meter: Meter::default(),
+            meter: Meter::new(options.state_bytes),
             sequences: HashMap::new(),
             snapshots: HashMap::new(),
             finished: HashMap::new(),
@@ -278,6 +300,17 @@ impl CpuBackend {
         Ticket(id)
     }
 
+    fn frozen(&self, id: SnapshotId) -> Result<&Snapshot, BackendError> {
+        self.snapshots.get(&id).ok_or_else(|| BackendError::Unknown(format!("snapshot {}", id.0)))
+    }
+
+    /// Puts a sequence among the snapshots.
+    fn keep(&mut self, state: Sequence) -> SnapshotId {
+        let id = SnapshotId(self.next_id());
+        self.snapshots.insert(id, Snapshot::new(state, &self.held));
+        id
+    }
+
     /// Takes the sequence out of the table; the caller puts it back.
     fn take(&mut self, id: SequenceId) -> Result<Sequence, BackendError> {
         self.sequences.remove(&id).ok_or_else(|| unknown_sequence(id))
@@ -346,12 +379,7 @@ impl Backend for CpuBackend {
     fn open(&mut self, from: Option<SnapshotId>) -> Result<SequenceId, BackendError> {
         let sequence = match from {
             None => Sequence::new(&self.weights.geometry, self.kv_format(), &self.meter)?,
-            Some(id) => {
-                let snapshot = self.snapshots.get(&id);
-                snapshot
-                    .ok_or_else(|| BackendError::Unknown(format!("snapshot {}", id.0)))?
-                    .copy(&self.meter)?
-            }
+            Some(id) => self.frozen(id)?.state().copy(&self.meter)?,
         };
         let id = SequenceId(self.next_id());
         self.sequences.insert(id, sequence);
@@ -395,13 +423,49 @@ impl Backend for CpuBackend {
     fn snapshot(&mut self, sequence: SequenceId) -> Result<SnapshotId, BackendError> {
         let state = self.sequences.get(&sequence).ok_or_else(|| unknown_sequence(sequence))?;
         let copy = state.copy(&self.meter)?;
-        let id = SnapshotId(self.next_id());
-        self.snapshots.insert(id, copy);
-        Ok(id)
+        Ok(self.keep(copy))
     }
 
     fn discard(&mut self, snapshot: SnapshotId) {
         self.snapshots.remove(&snapshot);
+    }
+
+    fn memory(&self) -> Memory {
+        Memory {
+            used: self.meter.bytes() as u64,
+            snapshots: self.held.bytes() as u64,
+            limit: self.meter.limit() as u64,
+        }
+    }
+
+    fn sequence_bytes(&self, tokens: usize) -> u64 {
+        self.template.bytes(tokens) as u64
+    }
+
+    fn layout(&self) -> String {
+        let numerics = match &self.path {
+            Path::Fast(fast) => format!("int8 on {}", fast.machine().isa),
+            Path::Reference => "f32".to_owned(),
+        };
+        format!("cpu 1, {numerics}, pages of {PAGE_TOKENS}, {:?}", self.weights.geometry)
+    }
+
+    fn export(&mut self, snapshot: SnapshotId) -> Result<Export, BackendError> {
+        let state = Arc::clone(self.frozen(snapshot)?.state());
+        Ok(Box::new(move |out| state.save(out)))
+    }
+
+    fn import(&mut self, length: usize, state: &mut dyn Read) -> Result<SnapshotId, BackendError> {
+        if length == 0 || length > self.context_limit {
+            return Err(BackendError::ContextFull { needed: length, limit: self.context_limit });
+        }
+        let mut sequence = Sequence::new(&self.weights.geometry, self.kv_format(), &self.meter)?;
+        sequence.reserve(length, &self.meter)?;
+        sequence.load(length, state).map_err(|error| BackendError::BadExport(error.to_string()))?;
+        if !matches!(state.read(&mut [0]), Ok(0)) {
+            return Err(BackendError::BadExport("it goes on after its end".to_owned()));
+        }
+        Ok(self.keep(sequence))
     }
 
     fn close(&mut self, sequence: SequenceId) {

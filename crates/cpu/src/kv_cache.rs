@@ -3,7 +3,10 @@
 //! Pages are reference-counted, so that a snapshot costs a count and not a copy. A full page is never written
 //! again. The last, partly filled one is copied before the next write if a snapshot shares it.
 
+use std::io::{self, Read, Write};
+use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use half::f16;
 use half::slice::HalfFloatSliceExt;
@@ -11,6 +14,7 @@ use lily_engine::backend::BackendError;
 use lily_model::geometry::AttentionGeometry;
 
 use crate::memory::{Charge, Meter, zeroed};
+use crate::saved;
 
 /// Positions in a page. Attention works in blocks of this size, aligned to absolute positions, so that the
 /// order of its sums does not depend on where a prompt was cut.
@@ -41,9 +45,11 @@ enum Elements {
     F16(Vec<f16>),
 }
 
+/// What an error says the memory was for.
+const WHAT: &str = "a page of the KV cache";
+
 impl Elements {
     fn zeroed(format: KvFormat, count: usize) -> Result<Elements, BackendError> {
-        const WHAT: &str = "a page of the KV cache";
         Ok(match format {
             KvFormat::F32 => Elements::F32(zeroed(WHAT, count)?),
             KvFormat::F16 => Elements::F16(zeroed(WHAT, count)?),
@@ -71,6 +77,20 @@ impl Elements {
         }
     }
 
+    fn save(&self, range: Range<usize>, out: &mut dyn Write) -> io::Result<()> {
+        match self {
+            Elements::F32(elements) => saved::write(out, &elements[range]),
+            Elements::F16(elements) => saved::write(out, &elements[range]),
+        }
+    }
+
+    fn load(&mut self, range: Range<usize>, from: &mut dyn Read) -> io::Result<()> {
+        match self {
+            Elements::F32(elements) => saved::read(from, &mut elements[range]),
+            Elements::F16(elements) => saved::read(from, &mut elements[range]),
+        }
+    }
+
     fn f32(&self) -> &[f32] {
         match self {
             Elements::F32(elements) => elements,
@@ -90,7 +110,9 @@ impl Elements {
 struct Page {
     keys: Elements,
     values: Elements,
-    _charge: Charge,
+    charge: Charge,
+    /// Snapshots that hold the page.
+    snapshots: AtomicUsize,
 }
 
 /// Sizes that all pages of a cache share.
@@ -104,20 +126,34 @@ struct Shape {
 impl Shape {
     fn page(&self, meter: &Meter) -> Result<Page, BackendError> {
         let count = self.kv_heads * PAGE_TOKENS * self.head_dim;
+        // Charged first: what passes the limit is not even asked of the system.
+        let charge = meter.charge(WHAT, self.page_bytes())?;
         Ok(Page {
             keys: Elements::zeroed(self.format, count)?,
             values: Elements::zeroed(self.format, count)?,
-            _charge: meter.charge(2 * count * self.format.bytes()),
+            charge,
+            snapshots: AtomicUsize::new(0),
         })
     }
 
+    fn page_bytes(&self) -> usize {
+        2 * self.kv_heads * PAGE_TOKENS * self.head_dim * self.format.bytes()
+    }
+
     /// Elements of one KV head within a page.
-    fn head_range(&self, kv_head: usize) -> std::ops::Range<usize> {
+    fn head_range(&self, kv_head: usize) -> Range<usize> {
         let elements = PAGE_TOKENS * self.head_dim;
         kv_head * elements..(kv_head + 1) * elements
     }
 
-    fn row_range(&self, position: usize, kv_head: usize) -> std::ops::Range<usize> {
+    /// The elements of each KV head in page `page` that belong to positions `0..length`.
+    fn filled(&self, page: usize, length: usize) -> impl Iterator<Item = Range<usize>> + use<> {
+        let rows = PAGE_TOKENS.min(length - page * PAGE_TOKENS);
+        let (head, filled) = (PAGE_TOKENS * self.head_dim, rows * self.head_dim);
+        (0..self.kv_heads).map(move |kv_head| kv_head * head..kv_head * head + filled)
+    }
+
+    fn row_range(&self, position: usize, kv_head: usize) -> Range<usize> {
         let start = (kv_head * PAGE_TOKENS + position % PAGE_TOKENS) * self.head_dim;
         start..start + self.head_dim
     }
@@ -165,6 +201,49 @@ impl KvCache {
     /// Gives back pages that hold nothing of positions `0..length`.
     pub fn truncate(&mut self, length: usize) {
         self.pages.truncate(length.div_ceil(PAGE_TOKENS));
+    }
+
+    /// Bytes of the pages for `tokens` positions.
+    pub fn bytes(&self, tokens: usize) -> usize {
+        tokens.div_ceil(PAGE_TOKENS).saturating_mul(self.shape.page_bytes())
+    }
+
+    /// Counts the pages as held by one snapshot more. Returns the bytes of those that none held before.
+    pub fn hold(&self) -> usize {
+        let fresh = self.pages.iter().filter(|page| page.snapshots.fetch_add(1, Ordering::Relaxed) == 0);
+        fresh.map(|page| page.charge.bytes()).sum()
+    }
+
+    /// Undoes one [`KvCache::hold`]. Returns the bytes of the pages that no snapshot holds any more.
+    pub fn release(&self) -> usize {
+        let last = self.pages.iter().filter(|page| page.snapshots.fetch_sub(1, Ordering::Relaxed) == 1);
+        last.map(|page| page.charge.bytes()).sum()
+    }
+
+    /// Writes positions `0..length`: page by page the keys, then the values, `[kv_heads, positions, head_dim]`
+    /// each.
+    pub fn save(&self, length: usize, out: &mut dyn Write) -> io::Result<()> {
+        for (index, page) in self.pages.iter().enumerate().take(length.div_ceil(PAGE_TOKENS)) {
+            for elements in [&page.keys, &page.values] {
+                for range in self.shape.filled(index, length) {
+                    elements.save(range, out)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Fills positions `0..length`, which are reserved and not shared, with what [`KvCache::save`] wrote.
+    pub fn load(&mut self, length: usize, from: &mut dyn Read) -> io::Result<()> {
+        for (index, page) in self.pages.iter_mut().enumerate().take(length.div_ceil(PAGE_TOKENS)) {
+            let page = Arc::get_mut(page).expect("a reserved page is not shared");
+            for elements in [&mut page.keys, &mut page.values] {
+                for range in self.shape.filled(index, length) {
+                    elements.load(range, from)?;
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Stores the key and the value of every KV head, `[kv_heads, head_dim]` each, at a reserved position.

@@ -38,6 +38,7 @@ pub mod memory;
 pub mod plain;
 pub mod pool;
 pub mod reference_pass;
+pub mod saved;
 pub mod segment;
 pub mod sequence;
 pub mod stages;

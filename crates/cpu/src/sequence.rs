@@ -4,11 +4,15 @@
 //! recurrent state and the tail of its convolution, both of fixed size and overwritten by every token. A
 //! snapshot copies the second kind and shares the pages of the first.
 
+use std::io::{self, Read, Write};
+use std::sync::Arc;
+
 use lily_engine::backend::BackendError;
 use lily_model::geometry::{Geometry, LayerKind};
 
 use crate::kv_cache::{KvCache, KvFormat};
 use crate::memory::{Charge, Meter, zeroed};
+use crate::saved;
 
 /// State of one Gated DeltaNet layer.
 #[derive(Debug)]
@@ -17,17 +21,14 @@ pub struct DeltaState {
     pub recurrent: Vec<f32>,
     /// The convolution's last inputs, oldest first: `[conv_width - 1, conv_channels]`.
     pub tail: Vec<f32>,
-    _charge: Charge,
+    charge: Charge,
 }
 
 impl DeltaState {
     fn zeroed(recurrent: usize, tail: usize, meter: &Meter) -> Result<DeltaState, BackendError> {
         const WHAT: &str = "the recurrent state of a sequence";
-        Ok(DeltaState {
-            recurrent: zeroed(WHAT, recurrent)?,
-            tail: zeroed(WHAT, tail)?,
-            _charge: meter.charge((recurrent + tail) * size_of::<f32>()),
-        })
+        let charge = meter.charge(WHAT, (recurrent + tail) * size_of::<f32>())?;
+        Ok(DeltaState { recurrent: zeroed(WHAT, recurrent)?, tail: zeroed(WHAT, tail)?, charge })
     }
 
     fn copy(&self, meter: &Meter) -> Result<DeltaState, BackendError> {
@@ -61,6 +62,22 @@ impl LayerState {
         match self {
             LayerState::Attention(cache) => cache,
             LayerState::Delta(_) => unreachable!("layer kinds come from one geometry"),
+        }
+    }
+
+    /// Counts the state as a snapshot's and returns the bytes that no snapshot held before.
+    fn hold(&self) -> usize {
+        match self {
+            LayerState::Delta(state) => state.charge.bytes(),
+            LayerState::Attention(cache) => cache.hold(),
+        }
+    }
+
+    /// Undoes [`LayerState::hold`] and returns the bytes that no snapshot holds any more.
+    fn release(&self) -> usize {
+        match self {
+            LayerState::Delta(state) => state.charge.bytes(),
+            LayerState::Attention(cache) => cache.release(),
         }
     }
 
@@ -135,5 +152,72 @@ impl Sequence {
                 cache.truncate(self.length);
             }
         }
+    }
+
+    /// Bytes that a sequence of this model takes at `tokens` tokens when it shares nothing.
+    pub fn bytes(&self, tokens: usize) -> usize {
+        let layers = self.layers.iter().map(|layer| match layer {
+            LayerState::Delta(state) => state.charge.bytes(),
+            LayerState::Attention(cache) => cache.bytes(tokens),
+        });
+        layers.fold(0, usize::saturating_add)
+    }
+
+    /// Writes the state layer by layer: recurrent state and tail, or keys and values.
+    pub fn save(&self, out: &mut dyn Write) -> io::Result<()> {
+        for layer in &self.layers {
+            match layer {
+                LayerState::Delta(state) => {
+                    saved::write(out, &state.recurrent)?;
+                    saved::write(out, &state.tail)?;
+                }
+                LayerState::Attention(cache) => cache.save(self.length, out)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes this sequence, which is empty and has `length` tokens reserved, what [`Sequence::save`] wrote of
+    /// one of that length.
+    pub fn load(&mut self, length: usize, from: &mut dyn Read) -> io::Result<()> {
+        for layer in &mut self.layers {
+            match layer {
+                LayerState::Delta(state) => {
+                    saved::read(from, &mut state.recurrent)?;
+                    saved::read(from, &mut state.tail)?;
+                }
+                LayerState::Attention(cache) => cache.load(length, from)?,
+            }
+        }
+        self.length = length;
+        Ok(())
+    }
+}
+
+/// A frozen sequence, and its part in what all snapshots hold together.
+#[derive(Debug)]
+pub struct Snapshot {
+    state: Arc<Sequence>,
+    /// Bytes that snapshots hold.
+    held: Meter,
+}
+
+impl Snapshot {
+    /// Freezes `state`; what snapshots hold is counted on `held`.
+    pub fn new(state: Sequence, held: &Meter) -> Snapshot {
+        held.add(state.layers.iter().map(LayerState::hold).sum());
+        Snapshot { state: Arc::new(state), held: held.clone() }
+    }
+
+    /// The frozen state. It lives as long as someone keeps it, though it counts as a snapshot's only while the
+    /// snapshot does.
+    pub fn state(&self) -> &Arc<Sequence> {
+        &self.state
+    }
+}
+
+impl Drop for Snapshot {
+    fn drop(&mut self) {
+        self.held.subtract(self.state.layers.iter().map(LayerState::release).sum());
     }
 }

@@ -3,7 +3,7 @@
 mod common;
 
 use common::{Random, backend, backend_with_context, extend, random_weights, small_geometry};
-use lily_cpu::Numerics;
+use lily_cpu::{CpuBackend, CpuOptions, Numerics};
 use lily_engine::backend::{Backend, BackendError, DecodeStep, Input, SequenceId, Want};
 
 fn greedy(sequence: SequenceId, input: Input) -> DecodeStep {
@@ -150,4 +150,77 @@ fn what_comes_back_is_what_was_wanted() {
     assert_eq!((token.token, token.logits.len()), (Some(best as u32), 0));
     let nothing = run(Want::Nothing);
     assert_eq!((nothing.token, nothing.logits.len()), (None, 0));
+}
+
+#[test]
+fn what_snapshots_hold_is_counted_once_and_within_the_limit() {
+    let geometry = small_geometry();
+    let weights = random_weights(&geometry, 23);
+    let mut backend = backend(&weights, Numerics::Int8, 2);
+    let state = backend.sequence_bytes(0);
+    let page = backend.sequence_bytes(1) - state;
+    assert_eq!(backend.sequence_bytes(65), state + 2 * page);
+
+    let sequence = backend.open(None).unwrap();
+    extend(&mut backend, sequence, &[1; 100], Want::Nothing);
+    assert_eq!(backend.memory().used, backend.sequence_bytes(100));
+    assert_eq!(backend.memory().snapshots, 0);
+    let first = backend.snapshot(sequence).unwrap();
+    assert_eq!(backend.memory().snapshots, state + 2 * page);
+    extend(&mut backend, sequence, &[1; 100], Want::Nothing);
+    let second = backend.snapshot(sequence).unwrap();
+    // Of the first's two pages the full one is shared; the other was copied before it was filled.
+    assert_eq!(backend.memory().snapshots, 2 * state + 5 * page);
+    let export = backend.export(first).unwrap();
+    backend.discard(first);
+    assert_eq!(backend.memory().snapshots, state + 4 * page);
+    assert_eq!(backend.memory().used, 3 * state + 5 * page, "the export keeps what it will write");
+    drop(export);
+    backend.discard(second);
+    assert_eq!(backend.memory().snapshots, 0);
+    assert_eq!(backend.memory().used, backend.sequence_bytes(200));
+}
+
+#[test]
+fn the_limit_of_state_refuses_and_changes_nothing() {
+    let weights = random_weights(&small_geometry(), 25);
+    let room = backend(&weights, Numerics::Int8, 2).sequence_bytes(128) as usize;
+    let options = CpuOptions { threads: Some(2), state_bytes: room, ..CpuOptions::default() };
+    let mut backend = CpuBackend::new(weights, options).unwrap();
+    let sequence = backend.open(None).unwrap();
+    let refused = |result| matches!(result, Err(BackendError::OutOfMemory { .. }));
+    assert!(refused(backend.extend(sequence, &[1; 129], Want::Token).map(drop)));
+    extend(&mut backend, sequence, &[1; 128], Want::Token);
+    assert!(refused(backend.decode(&[greedy(sequence, Input::LastSampled)]).map(drop)));
+    assert!(refused(backend.snapshot(sequence).map(drop)));
+    assert!(refused(backend.open(None).map(drop)));
+    assert_eq!((backend.length(sequence).unwrap(), backend.memory().used), (128, room as u64));
+}
+
+#[test]
+fn an_exported_snapshot_continues_in_another_backend() {
+    let weights = random_weights(&small_geometry(), 27);
+    let tokens = Random::new(28).tokens(200, weights.geometry.vocab);
+    for numerics in [Numerics::F32, Numerics::Int8] {
+        let mut first = backend(&weights, numerics, 2);
+        let sequence = first.open(None).unwrap();
+        extend(&mut first, sequence, &tokens[..100], Want::Nothing);
+        let snapshot = first.snapshot(sequence).unwrap();
+        let mut saved = Vec::new();
+        first.export(snapshot).unwrap()(&mut saved).unwrap();
+        let expected = extend(&mut first, sequence, &tokens[100..], Want::Logits).logits;
+
+        let mut second = backend(&weights, numerics, 1);
+        assert_eq!(first.layout(), second.layout());
+        for wrong in [99, 101, 0, usize::MAX] {
+            assert!(second.import(wrong, &mut saved.as_slice()).is_err());
+        }
+        assert!(second.import(100, &mut &saved[..saved.len() - 1]).is_err());
+        assert_eq!(second.state_bytes(), 0);
+        let snapshot = second.import(100, &mut saved.as_slice()).unwrap();
+        let sequence = second.open(Some(snapshot)).unwrap();
+        assert!(extend(&mut second, sequence, &tokens[100..], Want::Logits).logits == expected);
+    }
+    let layout = |numerics| backend(&weights, numerics, 2).layout();
+    assert_ne!(layout(Numerics::F32), layout(Numerics::Int8));
 }

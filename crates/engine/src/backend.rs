@@ -6,6 +6,23 @@
 //! [`DecodeStep`] may say "the token you just sampled" instead of naming one.
 //!
 //! A backend holds no policy: which sequence runs, how long a chunk is and what is evicted is decided above.
+//!
+//! # What a new backend owes
+//!
+//! - **The same bits.** The state of a sequence after some tokens is a function of those tokens alone: not of
+//!   how they were cut into calls, of what shared a step, or of whether the way began at a snapshot. The prefix
+//!   cache, preemption and the disk tier rest on it.
+//! - **Keys and values in pages** that sequences and snapshots share. A full page is never written again; one
+//!   that is partly filled and shared is copied before it is written. So [`Backend::open`] and
+//!   [`Backend::snapshot`] cost a copy of the recurrent state, whatever the length.
+//! - **True counts.** [`Backend::memory`] counts every byte of state once, however many share it, and is exact
+//!   after each call: the cache's budget and admission read nothing else.
+//! - **Errors, not ends.** A call that would pass [`Memory::limit`], or that the device has no memory for, fails
+//!   with [`BackendError::OutOfMemory`] and changes nothing. The engine then frees what it can and asks again.
+//! - **Panics lose no more than their sequences.** After a panic in [`Backend::extend`] or [`Backend::decode`]
+//!   the sequences named may be gone, and the engine closes them; everything else must still work.
+
+use std::io::{self, Read, Write};
 
 use lily_model::geometry::Geometry;
 
@@ -77,6 +94,22 @@ pub struct Limits {
     pub matrix_ops_per_second: Option<f64>,
 }
 
+/// Bytes of state, which is what grows with requests: recurrent states, pages of keys and values. Weights and
+/// scratch buffers are not in it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Memory {
+    /// What sequences, snapshots and exports hold together; what several share counts once.
+    pub used: u64,
+    /// The part of `used` that snapshots hold, be it shared with sequences or not.
+    pub snapshots: u64,
+    /// The most that `used` may become.
+    pub limit: u64,
+}
+
+/// Writes a snapshot's state down. It owns or shares what it needs, so that it can be called on another thread
+/// while the device goes on, and after the snapshot was discarded.
+pub type Export = Box<dyn FnOnce(&mut dyn Write) -> io::Result<()> + Send>;
+
 /// Why a backend could not do what it was asked.
 #[derive(Debug, thiserror::Error)]
 pub enum BackendError {
@@ -109,9 +142,15 @@ pub enum BackendError {
         /// Its size.
         bytes: usize,
     },
+    /// What was to be imported is not what an export wrote.
+    #[error("the saved state cannot be used: {0}; it will be computed again")]
+    BadExport(String),
     /// The device failed.
     #[error("the device failed: {0}")]
     Device(String),
+    /// The backend panicked: a bug. The engine says it in a backend's stead.
+    #[error("the backend panicked ({0}); please report this")]
+    Panicked(String),
 }
 
 /// A device that runs the model.
@@ -149,11 +188,30 @@ pub trait Backend: Send {
     /// tickets in the order of enqueueing, each once.
     fn collect(&mut self, ticket: Ticket) -> Result<Vec<StepOutput>, BackendError>;
 
-    /// Freezes the sequence's state at its present length.
+    /// Freezes the sequence's state at its present length, as if all that was enqueued for it were done.
     fn snapshot(&mut self, sequence: SequenceId) -> Result<SnapshotId, BackendError>;
 
     /// Frees a snapshot. Unknown ids are ignored.
     fn discard(&mut self, snapshot: SnapshotId);
+
+    /// What state takes now, and the most that it may take.
+    fn memory(&self) -> Memory;
+
+    /// Bytes of [`Memory::used`] that a sequence of `tokens` tokens takes which shares nothing. For 0 tokens it
+    /// is what does not grow: the recurrent state.
+    fn sequence_bytes(&self, tokens: usize) -> u64;
+
+    /// Names everything that the bytes of an export and the bits of the state in it depend on, apart from the
+    /// weights: format, numerics, sizes. An export is imported only where the name is the same.
+    fn layout(&self) -> String;
+
+    /// Prepares to write a snapshot's state down.
+    fn export(&mut self, snapshot: SnapshotId) -> Result<Export, BackendError>;
+
+    /// Makes a snapshot of `length` tokens of what an [`Export`] wrote. Bytes that were not written by an export
+    /// of that length and this layout are refused as [`BackendError::BadExport`], or give a snapshot whose
+    /// numbers are wrong; nothing else comes of them.
+    fn import(&mut self, length: usize, state: &mut dyn Read) -> Result<SnapshotId, BackendError>;
 
     /// Frees a sequence. Unknown ids are ignored. The engine collects every ticket that names it first.
     fn close(&mut self, sequence: SequenceId);

@@ -6,10 +6,13 @@
 //! taken are finished and the thread ends.
 
 mod active;
+mod admission;
+mod device;
 mod generation;
 mod queue;
 mod request;
 mod scheduler;
+mod stats;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -19,6 +22,7 @@ use std::time::{Duration, Instant};
 use lily_model::tokenizer::Tokenizer;
 
 use crate::backend::Backend;
+use crate::prefix_cache::positions::{EVERY, TurnMarkers};
 use crate::stop::StopMatcher;
 use queue::{Job, Queue};
 use scheduler::Scheduler;
@@ -26,16 +30,18 @@ use scheduler::Scheduler;
 pub use generation::{Event, FinishReason, Generation, Timings, Usage};
 pub use queue::Load;
 pub use request::{Request, SubmitError};
+pub use stats::Stats;
 
 /// How an engine runs, whatever the request.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EngineOptions {
     /// Tokens that end an answer.
     pub eos_token_ids: Vec<u32>,
-    /// Tokens of a prompt per prefill call; between two calls every running sequence decodes one token, so
-    /// this bounds how long a stream can stall. 0 counts as 1.
+    /// Tokens of a prompt per prefill call while nobody waits for a next token. 0 counts as 1.
     pub prefill_chunk: usize,
-    /// Sequences that hold state in the backend at once. 0 counts as 1.
+    /// The same while streams run: between two tokens of a stream lies at most one such call. 0 counts as 1.
+    pub busy_chunk: usize,
+    /// Requests that are worked on at once. 0 counts as 1.
     pub max_running: usize,
     /// Requests that may wait beyond those; more are refused with [`SubmitError::Busy`].
     pub max_waiting: usize,
@@ -43,6 +49,26 @@ pub struct EngineOptions {
     /// that return from an enqueue before the work is done; one that computes inside the call would only
     /// deliver every token a step late.
     pub pipeline: bool,
+    /// What is kept of earlier requests.
+    pub cache: CacheOptions,
+}
+
+/// What the prefix cache keeps, and where.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CacheOptions {
+    /// Bytes that its snapshots may hold in the backend; 0 turns it off.
+    pub bytes: u64,
+    /// How the turns of a chat prompt are told apart; `None` where prompts are plain text.
+    pub markers: Option<TurnMarkers>,
+    /// Tokens between the snapshots of a long prompt: see [`positions::EVERY`](crate::prefix_cache::positions::EVERY).
+    pub every: usize,
+}
+
+impl Default for CacheOptions {
+    /// Turned off.
+    fn default() -> CacheOptions {
+        CacheOptions { bytes: 0, markers: None, every: EVERY }
+    }
 }
 
 impl Default for EngineOptions {
@@ -50,9 +76,11 @@ impl Default for EngineOptions {
         EngineOptions {
             eos_token_ids: Vec::new(),
             prefill_chunk: 512,
+            busy_chunk: 512,
             max_running: 8,
             max_waiting: 64,
             pipeline: false,
+            cache: CacheOptions::default(),
         }
     }
 }
@@ -71,6 +99,9 @@ struct Handle {
     tokenizer: Tokenizer,
     vocab: usize,
     context_limit: usize,
+    /// Tokens of the longest sequence that memory holds, at most the context.
+    fits: usize,
+    memory_limit: u64,
     description: String,
     options: EngineOptions,
 }
@@ -87,12 +118,15 @@ impl Engine {
     pub fn start(backend: Box<dyn Backend>, tokenizer: Tokenizer, options: EngineOptions) -> Engine {
         let options = EngineOptions {
             prefill_chunk: options.prefill_chunk.max(1),
+            busy_chunk: options.busy_chunk.max(1),
             max_running: options.max_running.max(1),
             ..options
         };
         let queue = Arc::new(Queue::new(options.max_running, options.max_waiting));
         let vocab = backend.geometry().vocab;
         let context_limit = backend.context_limit();
+        let fits = tokens_that_fit(&*backend);
+        let memory_limit = backend.memory().limit;
         let description = backend.description();
         let thread = {
             let queue = Arc::clone(&queue);
@@ -110,7 +144,17 @@ impl Engine {
         };
         let thread = Mutex::new(thread);
         Engine {
-            handle: Arc::new(Handle { queue, thread, tokenizer, vocab, context_limit, description, options }),
+            handle: Arc::new(Handle {
+                queue,
+                thread,
+                tokenizer,
+                vocab,
+                context_limit,
+                fits,
+                memory_limit,
+                description,
+                options,
+            }),
         }
     }
 
@@ -124,6 +168,13 @@ impl Engine {
         if prompt.len() >= handle.context_limit {
             return Err(SubmitError::PromptTooLong { prompt: prompt.len(), limit: handle.context_limit });
         }
+        if prompt.len() >= handle.fits {
+            return Err(SubmitError::NeverFits {
+                prompt: prompt.len(),
+                fits: handle.fits,
+                memory: handle.memory_limit,
+            });
+        }
         if let Some(&token) = prompt.iter().find(|&&token| token as usize >= handle.vocab) {
             return Err(SubmitError::BadToken { token, vocab: handle.vocab });
         }
@@ -135,7 +186,7 @@ impl Engine {
         sampling.validate(handle.vocab)?;
         let stops = StopMatcher::new(stop)?;
 
-        let room = handle.context_limit - prompt.len();
+        let room = handle.fits - prompt.len();
         let (events, generation) = generation::channel();
         handle.queue.submit(Job {
             max_tokens: max_tokens.unwrap_or(room).min(room),
@@ -153,6 +204,11 @@ impl Engine {
     /// How much there is to do.
     pub fn load(&self) -> Load {
         self.handle.queue.load()
+    }
+
+    /// What it has done and what it holds, as of the last request that ended.
+    pub fn stats(&self) -> Stats {
+        self.handle.queue.stats()
     }
 
     /// Why the engine no longer takes requests, if it does not.
@@ -201,13 +257,23 @@ impl Engine {
     }
 }
 
+/// Tokens of the longest sequence that `backend` has memory for, at most its context. Beside the sequence there
+/// must be room for the snapshot that it began from, and a page for the copy of a shared one.
+fn tokens_that_fit(backend: &dyn Backend) -> usize {
+    let room = backend.memory().limit.saturating_sub(backend.sequence_bytes(1));
+    let (mut fits, mut too_many) = (0, backend.context_limit().saturating_add(1));
+    while too_many - fits > 1 {
+        let middle = fits + (too_many - fits) / 2;
+        if backend.sequence_bytes(middle) <= room { fits = middle } else { too_many = middle }
+    }
+    fits
+}
+
 /// The thread's whole life. A panic becomes [`Event::Failed`] for everything that was taken.
 fn work(mut scheduler: Scheduler) {
     let panic = catch_unwind(AssertUnwindSafe(|| scheduler.run())).err();
     let reason = panic.map(|panic| {
-        let text = panic.downcast_ref::<String>().map(String::as_str);
-        let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message");
-        format!("its thread panicked ({text}); restart it, and please report this")
+        format!("its thread panicked ({}); restart it, and please report this", device::message(&*panic))
     });
     scheduler.stop(reason.as_deref());
 }

@@ -30,6 +30,7 @@
 pub mod backend;
 pub mod engine;
 pub mod output;
+pub mod prefix_cache;
 pub mod reasoning;
 pub mod sampler;
 pub mod stop;

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use common::{Call, EOS, FakeBackend, mixing, mixing_text, outcome, scripted, tokenizer};
 use lily_engine::backend::{BackendError, Input, SequenceId};
 use lily_engine::engine::{
-    Engine, EngineOptions, Event, FinishReason, Generation, Load, Request, SubmitError, Usage,
+    CacheOptions, Engine, EngineOptions, Event, FinishReason, Generation, Load, Request, SubmitError, Usage,
 };
 use lily_engine::sampler::SamplingParams;
 
@@ -23,6 +23,10 @@ fn start(backend: FakeBackend, options: EngineOptions) -> Engine {
 
 fn with_pipeline(pipeline: bool) -> EngineOptions {
     EngineOptions { pipeline, ..EngineOptions::default() }
+}
+
+fn with_cache(bytes: u64) -> EngineOptions {
+    EngineOptions { cache: CacheOptions { bytes, ..CacheOptions::default() }, ..EngineOptions::default() }
 }
 
 /// A request whose prompt is the bytes of `text`.
@@ -76,7 +80,10 @@ fn an_answer_streams_to_its_end_of_sequence_token() {
         assert_eq!(outcome.reason, Some(FinishReason::EndOfSequence));
         let tokens = "Grüße 👋!".len();
         assert_eq!(outcome.tokens.len(), tokens);
-        assert_eq!(outcome.usage, Usage { prompt_tokens: 2, completion_tokens: tokens + 1 });
+        assert_eq!(
+            outcome.usage,
+            Usage { prompt_tokens: 2, cached_tokens: 0, completion_tokens: tokens + 1 }
+        );
         wait_until_idle(&engine);
         assert_all_closed(&calls);
     }
@@ -459,29 +466,59 @@ fn a_sequence_without_memory_waits_for_one_that_will_free_some() {
 }
 
 #[test]
-fn a_panic_fails_what_was_taken_and_is_named_afterwards() {
+fn a_panic_of_the_backend_fails_the_requests_of_that_call_and_no_others() {
+    let kinds: [fn(&Call) -> bool; 4] = [
+        |call| matches!(call, Call::Open(_)),
+        |call| matches!(call, Call::Extend(..)),
+        |call| matches!(call, Call::Decode(_)),
+        |call| matches!(call, Call::Collect(_)),
+    ];
+    for pipeline in [false, true] {
+        for picks in kinds {
+            let (open, mut hook) = gate();
+            let mut panicked = false;
+            let backend = FakeBackend::new(100, mixing).with_hook(move |call| {
+                hook(call)?;
+                if picks(call) && !std::mem::replace(&mut panicked, true) {
+                    panic!("a bug in the backend");
+                }
+                Ok(())
+            });
+            let engine = start(backend, EngineOptions { max_running: 1, ..with_pipeline(pipeline) });
+            let request = |text| Request { max_tokens: Some(4), ..ask(text) };
+            let both = ["running", "waiting"].map(|text| engine.submit(request(text)).unwrap());
+            open.send(()).unwrap();
+            let [running, waiting] = both.map(outcome);
+            assert!(running.failure.unwrap().contains("a bug in the backend"));
+            assert_eq!(waiting.text, mixing_text(&ask("waiting").prompt, 4));
+            assert_eq!(engine.stopped(), None);
+            wait_until_idle(&engine);
+        }
+    }
+}
+
+#[test]
+fn a_panic_outside_of_any_call_fails_what_runs_and_the_engine_goes_on() {
+    // Closing is the one call that may not fail, so a panic there is the engine's own.
     let (open, mut hook) = gate();
+    let mut panicked = false;
     let backend = FakeBackend::new(100, mixing).with_hook(move |call| {
         hook(call)?;
-        if matches!(call, Call::Decode(_)) {
-            panic!("a bug in the backend");
+        if matches!(call, Call::Close(_)) && !std::mem::replace(&mut panicked, true) {
+            panic!("a bug in closing");
         }
         Ok(())
     });
-    let options = EngineOptions { max_running: 1, ..EngineOptions::default() };
-    let engine = start(backend, options);
-    let both = [engine.submit(ask("running")).unwrap(), engine.submit(ask("waiting")).unwrap()];
+    let engine = start(backend, EngineOptions { max_running: 2, ..with_cache(u64::MAX) });
+    let request = |text, tokens| Request { max_tokens: Some(tokens), ..ask(text) };
+    let three = [("short", 2), ("running", 50), ("waiting", 5)]
+        .map(|(text, tokens)| engine.submit(request(text, tokens)).unwrap());
     open.send(()).unwrap();
-    for outcome in both.map(outcome) {
-        assert!(outcome.failure.unwrap().contains("a bug in the backend"));
-    }
-    engine.shutdown(PATIENCE);
-    let error = engine.submit(ask("late")).unwrap_err();
-    assert!(
-        matches!(&error, SubmitError::Stopped(reason) if reason.contains("a bug in the backend")),
-        "{error}"
-    );
-    assert!(engine.stopped().is_some());
+    let [short, running, waiting] = three.map(outcome);
+    assert_eq!(short.failure, None);
+    assert!(running.failure.unwrap().contains("a bug in closing"));
+    assert_eq!(waiting.text, mixing_text(&ask("waiting").prompt, 5));
+    wait_until_idle(&engine);
 }
 
 #[test]

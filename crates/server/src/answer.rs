@@ -60,9 +60,9 @@ pub struct End {
 }
 
 impl End {
-    /// Prompt tokens per second of prefill.
+    /// Prompt tokens per second of prefill; those that came from the cache took no work.
     pub fn prefill_rate(&self) -> f64 {
-        rate(self.usage.prompt_tokens, self.timings.prefill)
+        rate(self.usage.prompt_tokens - self.usage.cached_tokens, self.timings.prefill)
     }
 
     /// Generated tokens per second of decode; the first token is prefill's.

@@ -280,6 +280,7 @@ fn log(id: &str, ends: &[End]) {
         tracing::info!(
             id,
             prompt = end.usage.prompt_tokens,
+            cached = end.usage.cached_tokens,
             completion = end.usage.completion_tokens,
             queue_ms = end.timings.queue.as_millis() as u64,
             prefill_ms = end.timings.prefill.as_millis() as u64,

@@ -83,6 +83,7 @@ impl ApiError {
     pub fn body(&self) -> ErrorBody {
         let r#type = match self.status {
             StatusCode::UNAUTHORIZED => "authentication_error",
+            StatusCode::TOO_MANY_REQUESTS => "rate_limit_error",
             status if status.is_server_error() => "server_error",
             _ => "invalid_request_error",
         };
@@ -102,14 +103,14 @@ impl From<SubmitError> for ApiError {
         let message = error.to_string();
         match error {
             SubmitError::EmptyPrompt => ApiError::invalid("messages", message),
-            SubmitError::PromptTooLong { .. } => {
+            SubmitError::PromptTooLong { .. } | SubmitError::NeverFits { .. } => {
                 ApiError { code: Some("context_length_exceeded"), ..ApiError::invalid("messages", message) }
             }
             SubmitError::Zero { field } => ApiError::invalid(field, message),
             SubmitError::Sampling(error) => ApiError::invalid(error.field, message),
             SubmitError::Stop(_) => ApiError::invalid("stop", message),
             SubmitError::Busy { .. } => {
-                ApiError::plain(StatusCode::SERVICE_UNAVAILABLE, "overloaded", message)
+                ApiError::plain(StatusCode::TOO_MANY_REQUESTS, "rate_limit_exceeded", message)
             }
             SubmitError::Stopped(_) => {
                 ApiError::plain(StatusCode::SERVICE_UNAVAILABLE, "engine_stopped", message)
@@ -137,7 +138,7 @@ impl From<TemplateError> for ApiError {
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let mut response = (self.status, Json(self.body())).into_response();
-        if self.status == StatusCode::SERVICE_UNAVAILABLE {
+        if matches!(self.status, StatusCode::SERVICE_UNAVAILABLE | StatusCode::TOO_MANY_REQUESTS) {
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(RETRY_AFTER_SECONDS));
         }
         response

@@ -164,7 +164,7 @@ pub fn backend_with_context(
     threads: usize,
     ctx_len: usize,
 ) -> CpuBackend {
-    let options = CpuOptions { threads: Some(threads), ctx_len, numerics, isa: None };
+    let options = CpuOptions { threads: Some(threads), ctx_len, numerics, ..CpuOptions::default() };
     CpuBackend::new(weights.clone(), options).expect("the small model is one that the backend runs")
 }
 

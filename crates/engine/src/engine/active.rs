@@ -1,5 +1,9 @@
-//! One running request: what of it is enqueued, what is known, and what its reader has been told.
+//! One request that has a place: what of it is enqueued, what is known, and what its reader has been told.
+//!
+//! It keeps every token it has read or chosen. So its sequence can be taken away at any time and computed again
+//! later, from a snapshot or from the beginning, and its reader notices nothing but a pause.
 
+use std::collections::VecDeque;
 use std::time::Instant;
 
 use lily_model::detokenizer::Detokenizer;
@@ -8,13 +12,23 @@ use lily_model::tokenizer::Tokenizer;
 use super::generation::{Event, EventSender, FinishReason, Timings, Usage};
 use super::queue::Job;
 use crate::backend::{DecodeStep, Input, SequenceId, StepOutput, Want};
+use crate::prefix_cache::tree::EntryId;
 use crate::sampler::Sampler;
 use crate::stop::StopMatcher;
 
 /// See the module's page.
 pub(super) struct Active {
-    pub(super) sequence: SequenceId,
-    prompt: Vec<u32>,
+    /// `None` until it can begin, and again where its memory was needed elsewhere.
+    pub(super) sequence: Option<SequenceId>,
+    /// The snapshot that the sequence began from.
+    pub(super) held: Option<EntryId>,
+    /// When it last had a chunk of its prompt processed, in chunks of all prompts.
+    pub(super) served: u64,
+    /// How many requests had ended when there was no memory for it; it tries again when one more has.
+    pub(super) waits_for_end: Option<u64>,
+    /// The prompt, then every token chosen.
+    tokens: Vec<u32>,
+    prompt: usize,
     chunk: usize,
     max_tokens: usize,
     ignore_eos: bool,
@@ -24,20 +38,24 @@ pub(super) struct Active {
     stops: StopMatcher,
     events: EventSender,
 
-    /// Prompt tokens handed to the backend.
-    prompt_enqueued: usize,
-    /// Prompt tokens processed.
-    prompt_done: usize,
+    /// Tokens that the sequence was given, from a snapshot or by an enqueued step.
+    enqueued: usize,
+    /// Tokens that are prefilled, because they were known when the sequence was opened.
+    prefill: usize,
+    /// Lengths at which a snapshot is due, ascending, all beyond `enqueued`.
+    cuts: VecDeque<usize>,
+    /// Prompt tokens that came from a snapshot, once the first sequence was opened.
+    cached: Option<usize>,
     /// Tokens whose choice was enqueued; at most one more than `chosen`.
     requested: usize,
     /// Tokens known here.
     chosen: usize,
-    /// The last of them.
-    last: u32,
     /// Tickets that name this sequence and are not collected.
     in_flight: usize,
     /// Nothing more is enqueued or sent; the sequence is closed when nothing is in flight.
     finished: bool,
+    /// It came to an end of its own.
+    answered: bool,
 
     submitted: Instant,
     admitted: Instant,
@@ -45,11 +63,15 @@ pub(super) struct Active {
 }
 
 impl Active {
-    pub(super) fn new(job: Job, sequence: SequenceId, tokenizer: &Tokenizer) -> Active {
+    pub(super) fn new(job: Job, tokenizer: &Tokenizer) -> Active {
         let sampler = (!job.sampling.device_can_sample()).then(|| Sampler::new(job.sampling, &job.prompt));
         Active {
-            sequence,
-            prompt: job.prompt,
+            sequence: None,
+            held: None,
+            served: 0,
+            waits_for_end: None,
+            prompt: job.prompt.len(),
+            tokens: job.prompt,
             chunk: job.chunk,
             max_tokens: job.max_tokens,
             ignore_eos: job.ignore_eos,
@@ -57,17 +79,67 @@ impl Active {
             detokenizer: Detokenizer::new(tokenizer.clone()),
             stops: job.stops,
             events: job.events,
-            prompt_enqueued: 0,
-            prompt_done: 0,
+            enqueued: 0,
+            prefill: 0,
+            cuts: VecDeque::new(),
+            cached: None,
             requested: 0,
             chosen: 0,
-            last: 0,
             in_flight: 0,
             finished: false,
+            answered: false,
             submitted: job.submitted,
             admitted: Instant::now(),
             first_token: None,
         }
+    }
+
+    /// The prompt, and what was chosen so far: what has to be processed before it can go on.
+    pub(super) fn tokens(&self) -> &[u32] {
+        &self.tokens
+    }
+
+    /// The prompt alone.
+    pub(super) fn prompt(&self) -> &[u32] {
+        &self.tokens[..self.prompt]
+    }
+
+    /// Tokens that the sequence was given.
+    pub(super) fn enqueued(&self) -> usize {
+        self.enqueued
+    }
+
+    /// The most tokens that the sequence will hold.
+    pub(super) fn most_tokens(&self) -> usize {
+        self.prompt + self.max_tokens
+    }
+
+    /// Lengths at which snapshots are still to be taken.
+    pub(super) fn cuts(&self) -> &VecDeque<usize> {
+        &self.cuts
+    }
+
+    /// It goes on in `sequence`, which holds its first `length` tokens, and is snapshotted at `cuts`.
+    pub(super) fn begin(&mut self, sequence: SequenceId, length: usize, cuts: Vec<usize>) {
+        self.sequence = Some(sequence);
+        self.enqueued = length;
+        self.prefill = self.tokens.len();
+        self.cuts = cuts.into_iter().filter(|&cut| cut > length).collect();
+        self.cached.get_or_insert(length.min(self.prompt));
+    }
+
+    /// Its sequence is gone; it begins anew when there is room. Nothing may be in flight.
+    pub(super) fn park(&mut self) -> Option<SequenceId> {
+        self.enqueued = 0;
+        self.prefill = 0;
+        self.requested = self.chosen;
+        self.cuts.clear();
+        self.sequence.take()
+    }
+
+    /// Whether it has neither begun nor ended.
+    pub(super) fn is_parked(&self) -> bool {
+        self.sequence.is_none() && !self.finished
     }
 
     /// Whether the host chooses this sequence's tokens, so that its next step has to wait for the last one.
@@ -80,6 +152,16 @@ impl Active {
         self.finished && self.in_flight == 0
     }
 
+    /// Whether it came to an end of its own, so that its sequence is as good as any.
+    pub(super) fn is_answered(&self) -> bool {
+        self.answered
+    }
+
+    /// Whether its reader waits for the next token.
+    pub(super) fn is_streaming(&self) -> bool {
+        self.sequence.is_some() && !self.finished && self.enqueued >= self.prefill
+    }
+
     /// Notices that nobody listens any more.
     pub(super) fn notice_cancellation(&mut self) {
         self.finished |= self.events.is_cancelled();
@@ -89,53 +171,66 @@ impl Active {
         if self.needs_host() { Want::Logits } else { Want::Token }
     }
 
-    /// The prompt's next chunk to enqueue and what to ask of it.
-    pub(super) fn next_chunk(&self) -> Option<(&[u32], Want)> {
-        let rest = &self.prompt[self.prompt_enqueued..];
-        if self.finished || rest.is_empty() {
-            return None;
-        }
-        let chunk = &rest[..self.chunk.min(rest.len())];
-        Some((chunk, if chunk.len() == rest.len() { self.want() } else { Want::Nothing }))
+    /// Whether a part of the prompt is still to be enqueued.
+    pub(super) fn is_prefilling(&self) -> bool {
+        self.sequence.is_some() && !self.finished && self.enqueued < self.prefill
     }
 
-    /// A chunk of `tokens` was enqueued.
-    pub(super) fn chunk_enqueued(&mut self, tokens: usize) {
+    /// The next chunk to enqueue, of at most `most` tokens and never across a place where a snapshot is due, and
+    /// what to ask of it.
+    pub(super) fn next_chunk(&self, most: usize) -> Option<(SequenceId, &[u32], Want)> {
+        let sequence = self.sequence.filter(|_| self.is_prefilling())?;
+        let end = (self.enqueued + self.chunk.min(most)).min(self.prefill);
+        let end = self.cuts.front().map_or(end, |&cut| end.min(cut));
+        let want = if end == self.prefill { self.want() } else { Want::Nothing };
+        Some((sequence, &self.tokens[self.enqueued..end], want))
+    }
+
+    /// A chunk of `tokens` was enqueued. True where a snapshot is due now.
+    pub(super) fn chunk_enqueued(&mut self, tokens: usize) -> bool {
         self.in_flight += 1;
-        self.prompt_enqueued += tokens;
-        if self.prompt_enqueued == self.prompt.len() {
-            self.requested = 1;
+        self.enqueued += tokens;
+        if self.enqueued == self.prefill {
+            self.requested = self.chosen + 1;
         }
+        let due = self.cuts.front() == Some(&self.enqueued);
+        if due {
+            self.cuts.pop_front();
+        }
+        due
     }
 
     /// The decode step that can be enqueued now.
     pub(super) fn next_step(&self) -> Option<DecodeStep> {
-        if self.finished || self.requested == 0 || self.requested >= self.max_tokens {
+        let sequence = self.sequence.filter(|_| self.is_streaming())?;
+        if self.requested >= self.max_tokens {
             return None;
         }
         let input = match self.requested - self.chosen {
-            0 => Input::Token(self.last),
+            0 => Input::Token(*self.tokens.last()?),
             1 if !self.needs_host() => Input::LastSampled,
             _ => return None,
         };
-        Some(DecodeStep { sequence: self.sequence, input, want: self.want() })
+        Some(DecodeStep { sequence, input, want: self.want() })
     }
 
     /// The step from [`Active::next_step`] was enqueued.
     pub(super) fn step_enqueued(&mut self) {
         self.in_flight += 1;
+        self.enqueued += 1;
         self.requested += 1;
     }
 
-    /// A prefill chunk of `tokens` was collected.
-    pub(super) fn chunk_collected(&mut self, tokens: usize, output: StepOutput, eos: &[u32]) {
+    /// A prefill chunk that brought the sequence to `length` tokens was collected.
+    pub(super) fn chunk_collected(&mut self, length: usize, output: StepOutput, eos: &[u32]) {
         self.in_flight -= 1;
         if self.finished {
             return;
         }
-        self.prompt_done += tokens;
-        self.events.send(Event::Prefill { done: self.prompt_done, total: self.prompt.len() });
-        if self.prompt_done == self.prompt.len() {
+        if self.chosen == 0 {
+            self.events.send(Event::Prefill { done: length, total: self.prompt });
+        }
+        if length == self.prefill {
             self.choose(output, eos);
         }
     }
@@ -175,7 +270,7 @@ impl Active {
             },
         };
         self.chosen += 1;
-        self.last = id;
+        self.tokens.push(id);
         self.first_token.get_or_insert_with(Instant::now);
         if !self.ignore_eos && eos.contains(&id) {
             return self.finish(FinishReason::EndOfSequence);
@@ -201,10 +296,15 @@ impl Active {
         let now = Instant::now();
         let first_token = self.first_token.unwrap_or(now);
         self.finished = true;
+        self.answered = true;
         self.events.send(Event::Finished {
             reason,
             tail,
-            usage: Usage { prompt_tokens: self.prompt.len(), completion_tokens: self.chosen },
+            usage: Usage {
+                prompt_tokens: self.prompt,
+                cached_tokens: self.cached.unwrap_or(0),
+                completion_tokens: self.chosen,
+            },
             timings: Timings {
                 queue: self.admitted - self.submitted,
                 prefill: first_token - self.admitted,

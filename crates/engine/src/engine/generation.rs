@@ -10,9 +10,9 @@ use crate::sampler::TokenLogprobs;
 /// [`Event::Failed`], which is the last. `Failed` can come at any time.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
-    /// `done` of the prompt's `total` tokens have been processed.
+    /// `done` of the prompt's `total` tokens have been processed, or came from the prefix cache.
     Prefill {
-        /// Tokens processed.
+        /// Tokens processed, those from the cache included.
         done: usize,
         /// Tokens in the prompt.
         total: usize,
@@ -68,6 +68,8 @@ impl FinishReason {
 pub struct Usage {
     /// Tokens in the prompt.
     pub prompt_tokens: usize,
+    /// Those among them that the prefix cache had, so that they were not processed again.
+    pub cached_tokens: usize,
     /// Tokens chosen, the end-of-sequence token and those of a stop string included, as vLLM counts them.
     pub completion_tokens: usize,
 }

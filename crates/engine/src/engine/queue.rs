@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::generation::{Event, EventSender};
 use super::request::SubmitError;
+use super::stats::Stats;
 use crate::sampler::SamplingParams;
 use crate::stop::StopMatcher;
 
@@ -26,7 +27,7 @@ pub(super) struct Job {
 /// How much there is to do.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Load {
-    /// Sequences that hold state in the backend.
+    /// Requests that have a place: their sequences hold state in the backend, or will as soon as it fits.
     pub running: usize,
     /// Requests that wait for a place.
     pub waiting: usize,
@@ -51,6 +52,7 @@ struct State {
     reason: String,
     waiting: VecDeque<Job>,
     running: usize,
+    stats: Stats,
 }
 
 /// The shared queue. See the module's page.
@@ -64,7 +66,13 @@ pub(super) struct Queue {
 
 impl Queue {
     pub(super) fn new(max_running: usize, max_waiting: usize) -> Queue {
-        let state = State { phase: Phase::Open, reason: String::new(), waiting: VecDeque::new(), running: 0 };
+        let state = State {
+            phase: Phase::Open,
+            reason: String::new(),
+            waiting: VecDeque::new(),
+            running: 0,
+            stats: Stats::default(),
+        };
         Queue { state: Mutex::new(state), changed: Condvar::new(), max_running, max_waiting }
     }
 
@@ -98,16 +106,14 @@ impl Queue {
         job
     }
 
-    /// Puts back a request that cannot start yet.
-    pub(super) fn put_back(&self, job: Job) {
-        let mut state = self.lock();
-        state.running -= 1;
-        state.waiting.push_front(job);
-    }
-
     /// A place that [`Queue::take`] took is free again.
     pub(super) fn release(&self) {
         self.lock().running -= 1;
+    }
+
+    /// Every place is free again.
+    pub(super) fn release_all(&self) {
+        self.lock().running = 0;
     }
 
     /// Sleeps until a request waits (true) or the queue is closed and empty (false).
@@ -115,6 +121,16 @@ impl Queue {
         let idle = |state: &mut State| state.waiting.is_empty() && state.phase == Phase::Open;
         let state = self.changed.wait_while(self.lock(), idle).unwrap_or_else(PoisonError::into_inner);
         !state.waiting.is_empty() && state.phase != Phase::Aborting
+    }
+
+    /// Makes the thread's figures visible.
+    pub(super) fn publish(&self, stats: Stats) {
+        self.lock().stats = stats;
+    }
+
+    /// What was published last.
+    pub(super) fn stats(&self) -> Stats {
+        self.lock().stats
     }
 
     pub(super) fn is_aborting(&self) -> bool {

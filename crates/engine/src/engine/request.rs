@@ -52,6 +52,18 @@ pub enum SubmitError {
         /// Tokens that prompt and answer may hold together.
         limit: usize,
     },
+    /// The prompt is within the context, but no memory will ever be free for it.
+    #[error(
+        "the prompt has {prompt} tokens, but the {memory} bytes that there are for the state of requests hold {fits} tokens at the most, the answer included; shorten the prompt, or free memory and start again"
+    )]
+    NeverFits {
+        /// Tokens in the prompt.
+        prompt: usize,
+        /// Tokens of prompt and answer that memory holds.
+        fits: usize,
+        /// Bytes that there are for state.
+        memory: u64,
+    },
     /// A prompt token that the model does not have.
     #[error("the prompt's token {token} is outside the vocabulary of {vocab}; use the model's own tokenizer")]
     BadToken {

@@ -1,8 +1,11 @@
 //! The loop of the engine's thread.
 //!
-//! Each iteration lets go of what was cancelled, admits what waits, and then gives the device one decode step
-//! for all sequences that have a token to go on from and one chunk of the oldest unfinished prompt. So a long
-//! prompt delays a running stream by one chunk at most, and a stream delays a prompt by one step per chunk.
+//! Each iteration lets go of what was cancelled, gives free places to what waits, and then gives the device one
+//! decode step for all sequences that have a token to go on from and one chunk of one unfinished prompt. So
+//! between two tokens of a stream lies at most one chunk, of [`EngineOptions::busy_chunk`] tokens, however long
+//! the prompts are and however many; and a stream delays a prompt by one step per chunk. Prompts take turns,
+//! the one that was served longest ago first, so that a short one beside `k` others waits for `k` chunks for
+//! each of its own and never for a whole prompt.
 //!
 //! With [`EngineOptions::pipeline`], and as long as every running sequence leaves the choice of tokens to the
 //! device, an iteration collects only what the iteration *before* it enqueued: the device always has the next
@@ -10,43 +13,55 @@
 //! is harmless: its output is dropped, and the sequence is closed once no ticket names it.
 //!
 //! Errors stay with the requests they concern: an enqueue that fails fails its sequence (a failed batch is
-//! tried again one by one to find out which that is), a collect that fails fails the sequences in it.
+//! tried again one by one to find out which that is), a collect that fails fails the sequences in it, a panic of
+//! the backend fails the sequences that the call named. Only a lack of memory is answered otherwise, by
+//! `admission`, which is also where requests get their sequences.
 
 use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use lily_model::tokenizer::Tokenizer;
 
 use super::EngineOptions;
 use super::active::Active;
-use super::queue::{Job, Queue};
-use crate::backend::{Backend, BackendError, DecodeStep, SequenceId, StepOutput, Ticket};
-use crate::engine::Event;
+use super::device::{Device, message};
+use super::queue::Queue;
+use super::stats::Stats;
+use crate::backend::{Backend, BackendError, DecodeStep, SequenceId, SnapshotId, StepOutput, Ticket};
+use crate::prefix_cache::PrefixCache;
 
 /// Work that was enqueued and not collected.
-struct Work {
+pub(super) struct Work {
     ticket: Ticket,
-    kind: Kind,
-    sequences: Vec<SequenceId>,
+    pub(super) kind: Kind,
+    pub(super) sequences: Vec<SequenceId>,
 }
 
 #[derive(Clone, Copy)]
-enum Kind {
-    /// A chunk of this many tokens.
-    Prefill(usize),
+pub(super) enum Kind {
+    /// A chunk that brings its sequence to this length, and what was frozen there.
+    Prefill {
+        length: usize,
+        snapshot: Option<SnapshotId>,
+    },
     Decode,
 }
 
 /// See the module's page.
 pub(super) struct Scheduler {
-    backend: Box<dyn Backend>,
+    pub(super) device: Device,
+    pub(super) cache: PrefixCache,
     tokenizer: Tokenizer,
-    options: EngineOptions,
+    pub(super) options: EngineOptions,
     queue: Arc<Queue>,
     /// In order of admission.
-    active: Vec<Active>,
+    pub(super) active: Vec<Active>,
     /// In the order of enqueueing, which is the order of collecting.
-    in_flight: VecDeque<Work>,
+    pub(super) in_flight: VecDeque<Work>,
+    /// Chunks enqueued so far.
+    chunks: u64,
+    pub(super) stats: Stats,
 }
 
 impl Scheduler {
@@ -56,7 +71,17 @@ impl Scheduler {
         options: EngineOptions,
         queue: Arc<Queue>,
     ) -> Scheduler {
-        Scheduler { backend, tokenizer, options, queue, active: Vec::new(), in_flight: VecDeque::new() }
+        Scheduler {
+            device: Device::new(backend),
+            cache: PrefixCache::new(options.cache.bytes),
+            tokenizer,
+            options,
+            queue,
+            active: Vec::new(),
+            in_flight: VecDeque::new(),
+            chunks: 0,
+            stats: Stats::default(),
+        }
     }
 
     /// Runs until the queue is closed and everything taken is finished, or until it is aborted.
@@ -65,14 +90,20 @@ impl Scheduler {
             if self.queue.is_aborting() {
                 return;
             }
-            self.iterate();
+            if let Err(panic) = catch_unwind(AssertUnwindSafe(|| self.iterate())) {
+                self.start_over(message(&*panic));
+            }
         }
     }
 
     fn iterate(&mut self) {
         self.active.iter_mut().for_each(Active::notice_cancellation);
         self.close_finished();
-        self.admit();
+        while self.active.len() < self.options.max_running {
+            let Some(job) = self.queue.take() else { break };
+            self.active.push(Active::new(job, &self.tokenizer));
+        }
+        self.begin_parked();
 
         let overlap = self.options.pipeline && !self.active.iter().any(Active::needs_host);
         if !overlap {
@@ -89,45 +120,31 @@ impl Scheduler {
         self.close_finished();
     }
 
-    /// Gives free places to waiting requests.
-    fn admit(&mut self) {
-        while self.active.len() < self.options.max_running {
-            let Some(job) = self.queue.take() else { return };
-            match self.backend.open(None) {
-                Ok(sequence) => self.active.push(Active::new(job, sequence, &self.tokenizer)),
-                Err(BackendError::OutOfMemory { .. }) if !self.active.is_empty() => {
-                    // A running sequence will free what this one needs.
-                    self.queue.put_back(job);
-                    return;
-                }
-                Err(error) => self.refuse(job, &error),
-            }
-        }
-    }
-
-    fn refuse(&self, job: Job, error: &BackendError) {
-        tracing::warn!(%error, "a sequence could not be opened");
-        job.events.send(Event::Failed(error.to_string()));
-        self.queue.release();
-    }
-
     fn enqueue_decode(&mut self) {
-        let steps: Vec<DecodeStep> = self.active.iter().filter_map(Active::next_step).collect();
-        if steps.is_empty() {
-            return;
-        }
-        match self.backend.decode(&steps) {
-            Ok(ticket) => self.decode_enqueued(ticket, &steps),
-            Err(error) if steps.len() == 1 => self.fail(steps[0].sequence, &error),
-            Err(error) => {
-                tracing::warn!(%error, sequences = steps.len(), "a batch failed; trying its sequences alone");
-                for step in steps {
-                    match self.backend.decode(&[step]) {
-                        Ok(ticket) => self.decode_enqueued(ticket, &[step]),
-                        Err(error) => self.fail(step.sequence, &error),
+        loop {
+            let steps: Vec<DecodeStep> = self.active.iter().filter_map(Active::next_step).collect();
+            if steps.is_empty() {
+                return;
+            }
+            match self.device.call(|backend| backend.decode(&steps)) {
+                Ok(ticket) => self.decode_enqueued(ticket, &steps),
+                Err(BackendError::OutOfMemory { .. }) if self.relieve() => continue,
+                Err(error) if steps.len() == 1 => self.fail(steps[0].sequence, &error),
+                // Whatever the panic left of the sequences is not to be trusted.
+                Err(error @ BackendError::Panicked(_)) => {
+                    steps.iter().for_each(|step| self.fail(step.sequence, &error));
+                }
+                Err(error) => {
+                    tracing::warn!(%error, sequences = steps.len(), "a batch failed; trying its sequences alone");
+                    for step in steps {
+                        match self.device.call(|backend| backend.decode(&[step])) {
+                            Ok(ticket) => self.decode_enqueued(ticket, &[step]),
+                            Err(error) => self.fail(step.sequence, &error),
+                        }
                     }
                 }
             }
+            return;
         }
     }
 
@@ -142,33 +159,43 @@ impl Scheduler {
     }
 
     fn enqueue_prefill(&mut self) {
-        let next = self.active.iter_mut().find_map(|active| {
-            let (chunk, want) = active.next_chunk()?;
-            let (tokens, enqueued) = (chunk.len(), self.backend.extend(active.sequence, chunk, want));
-            Some((active, tokens, enqueued))
-        });
-        let Some((active, tokens, enqueued)) = next else { return };
-        match enqueued {
-            Ok(ticket) => {
-                active.chunk_enqueued(tokens);
-                let sequences = vec![active.sequence];
-                self.in_flight.push_back(Work { ticket, kind: Kind::Prefill(tokens), sequences });
+        loop {
+            let streams = self.active.iter().any(Active::is_streaming);
+            let most = if streams { self.options.busy_chunk } else { usize::MAX };
+            let waiting = self.active.iter_mut().filter(|active| active.is_prefilling());
+            let Some(active) = waiting.min_by_key(|active| active.served) else { return };
+            let Some((sequence, chunk, want)) = active.next_chunk(most) else { return };
+            let tokens = chunk.len();
+            match self.device.call(|backend| backend.extend(sequence, chunk, want)) {
+                Ok(ticket) => {
+                    self.chunks += 1;
+                    self.stats.prefilled_tokens += tokens as u64;
+                    active.served = self.chunks;
+                    let due = active.chunk_enqueued(tokens);
+                    let length = active.enqueued();
+                    let snapshot = if due { self.freeze(sequence) } else { None };
+                    let kind = Kind::Prefill { length, snapshot };
+                    self.in_flight.push_back(Work { ticket, kind, sequences: vec![sequence] });
+                }
+                Err(BackendError::OutOfMemory { .. }) if self.relieve() => continue,
+                Err(error) => self.fail(sequence, &error),
             }
-            Err(error) => {
-                tracing::warn!(%error, "a prefill could not be enqueued");
-                active.fail(error.to_string());
-            }
+            return;
         }
     }
 
     /// Collects the `count` pieces of work that were enqueued first.
-    fn collect(&mut self, count: usize) {
+    pub(super) fn collect(&mut self, count: usize) {
+        let count = count.min(self.in_flight.len());
         for work in self.in_flight.drain(..count).collect::<Vec<_>>() {
             let Work { ticket, kind, sequences } = work;
-            match self.backend.collect(ticket) {
+            match self.device.call(|backend| backend.collect(ticket)) {
                 Ok(outputs) => self.deliver(kind, &sequences, outputs),
                 Err(error) => {
                     tracing::warn!(%error, sequences = sequences.len(), "enqueued work failed");
+                    if let Kind::Prefill { snapshot: Some(snapshot), .. } = kind {
+                        self.device.backend().discard(snapshot);
+                    }
                     for sequence in sequences {
                         if let Some(active) = self.find(sequence) {
                             active.collect_failed(error.to_string());
@@ -183,12 +210,14 @@ impl Scheduler {
         let mut outputs = outputs.into_iter();
         for &sequence in sequences {
             let output = outputs.next().filter(|output| output.sequence == sequence);
-            let Some(active) = self.active.iter_mut().find(|active| active.sequence == sequence) else {
-                continue;
-            };
+            let named = self.active.iter_mut().find(|active| active.sequence == Some(sequence));
+            let Some(active) = named else { continue };
             match (output, kind) {
-                (Some(output), Kind::Prefill(tokens)) => {
-                    active.chunk_collected(tokens, output, &self.options.eos_token_ids);
+                (Some(output), Kind::Prefill { length, snapshot }) => {
+                    if let Some(snapshot) = snapshot {
+                        self.cache.insert(self.device.backend(), &active.tokens()[..length], snapshot);
+                    }
+                    active.chunk_collected(length, output, &self.options.eos_token_ids);
                 }
                 (Some(output), Kind::Decode) => active.step_collected(output, &self.options.eos_token_ids),
                 (None, _) => active.collect_failed(format!("the backend returned nothing for {sequence:?}")),
@@ -196,8 +225,8 @@ impl Scheduler {
         }
     }
 
-    fn find(&mut self, sequence: SequenceId) -> Option<&mut Active> {
-        self.active.iter_mut().find(|active| active.sequence == sequence)
+    pub(super) fn find(&mut self, sequence: SequenceId) -> Option<&mut Active> {
+        self.active.iter_mut().find(|active| active.sequence == Some(sequence))
     }
 
     fn fail(&mut self, sequence: SequenceId, error: &BackendError) {
@@ -207,15 +236,59 @@ impl Scheduler {
         }
     }
 
-    fn close_finished(&mut self) {
-        let (backend, queue) = (&mut self.backend, &self.queue);
-        self.active.retain(|active| {
-            if active.is_over() {
-                backend.close(active.sequence);
-                queue.release();
-            }
-            !active.is_over()
+    /// Lets go of every request that is over; true where that closed a sequence.
+    pub(super) fn close_finished(&mut self) -> bool {
+        let (over, active) = std::mem::take(&mut self.active).into_iter().partition(Active::is_over);
+        self.active = active;
+        let over: Vec<Active> = over;
+        let mut closed = false;
+        for active in &over {
+            closed |= active.sequence.is_some();
+            self.close(active);
+        }
+        if !over.is_empty() {
+            // Whoever sees the place free is to see the memory free too.
+            self.publish();
+            over.iter().for_each(|_| self.queue.release());
+        }
+        closed
+    }
+
+    /// Makes the figures visible to the handles.
+    fn publish(&mut self) {
+        self.stats.memory = self.device.asked().memory();
+        self.stats.cache = self.cache.counts();
+        self.queue.publish(self.stats);
+    }
+
+    /// After a panic of the engine's own: nothing that was under way can be trusted, so all of it goes, and what
+    /// waits is served by what is left.
+    fn start_over(&mut self, panic: &str) {
+        tracing::error!(panic, "the engine panicked; every running request fails, and it goes on");
+        for work in self.in_flight.drain(..).collect::<Vec<_>>() {
+            let snapshot = match work.kind {
+                Kind::Prefill { snapshot, .. } => snapshot,
+                Kind::Decode => None,
+            };
+            let _ = self.device.call(|backend| {
+                snapshot.into_iter().for_each(|snapshot| backend.discard(snapshot));
+                backend.collect(work.ticket)
+            });
+        }
+        let snapshots = self.cache.clear();
+        let _ = self.device.call(|backend| {
+            snapshots.into_iter().for_each(|snapshot| backend.discard(snapshot));
+            Ok(())
         });
+        for mut active in std::mem::take(&mut self.active) {
+            active.fail(BackendError::Panicked(panic.to_owned()).to_string());
+            let _ = self.device.call(|backend| {
+                active.sequence.into_iter().for_each(|sequence| backend.close(sequence));
+                Ok(())
+            });
+        }
+        self.publish();
+        self.queue.release_all();
     }
 
     /// The thread's last act: fails what is left, because of `panic` or because the engine was shut down.

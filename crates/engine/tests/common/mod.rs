@@ -2,13 +2,18 @@
 //!
 //! [`FakeBackend`] is as strict as the contract: misuse of a sequence or ticket panics, which the engine
 //! turns into failed requests and so into failed tests. It writes down every call, and a test can make any
-//! call wait, fail or panic.
+//! call wait, fail or panic. Its state is the tokens themselves, in pages that are shared as the contract says
+//! and counted by walking over all of them.
 
-use std::collections::{HashMap, VecDeque};
+#![allow(dead_code, reason = "each test program uses a part")]
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::io::Read;
 use std::sync::{Arc, Mutex};
 
 use lily_engine::backend::{
-    Backend, BackendError, DecodeStep, Input, SequenceId, SnapshotId, StepOutput, Ticket, Want,
+    Backend, BackendError, DecodeStep, Export, Input, Memory, SequenceId, SnapshotId, StepOutput, Ticket,
+    Want,
 };
 use lily_engine::engine::{Event, FinishReason, Generation, Usage};
 use lily_model::geometry::Geometry;
@@ -24,11 +29,21 @@ pub const EOS: u32 = 256;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Call {
     Open(SequenceId),
+    Resume(SequenceId, usize),
     Extend(SequenceId, Vec<u32>),
     Decode(Vec<(SequenceId, Input)>),
     Collect(Vec<SequenceId>),
+    Snapshot(usize),
+    Discard(usize),
     Close(SequenceId),
 }
+
+/// Tokens of a page.
+pub const PAGE: usize = 4;
+/// Bytes of a page.
+pub const PAGE_BYTES: u64 = 10;
+/// Bytes of what does not grow.
+pub const STATE_BYTES: u64 = 100;
 
 /// Maps a sequence's tokens to the next one.
 pub type Model = Box<dyn Fn(&[u32]) -> u32 + Send>;
@@ -45,14 +60,51 @@ pub struct FakeBackend {
     opened: u64,
     tickets: u64,
     sequences: HashMap<SequenceId, Sequence>,
+    snapshots: HashMap<SnapshotId, State>,
+    limit: u64,
     in_flight: VecDeque<(u64, Vec<StepOutput>)>,
+}
+
+/// What was read, in pages.
+#[derive(Clone, Default)]
+struct State {
+    pages: Vec<Arc<Vec<u32>>>,
+}
+
+impl State {
+    fn tokens(&self) -> Vec<u32> {
+        self.pages.iter().flat_map(|page| page.iter().copied()).collect()
+    }
+
+    fn len(&self) -> usize {
+        self.pages.iter().map(|page| page.len()).sum()
+    }
+
+    fn push(&mut self, token: u32) {
+        match self.pages.last_mut() {
+            // Copied first, should a snapshot share it.
+            Some(page) if page.len() < PAGE => Arc::make_mut(page).push(token),
+            _ => self.pages.push(Arc::new(vec![token])),
+        }
+    }
 }
 
 #[derive(Default)]
 struct Sequence {
-    tokens: Vec<u32>,
+    state: State,
     sampled: Option<u32>,
     in_flight: usize,
+}
+
+/// Bytes of some states; a page that several share counts once.
+fn bytes<'a>(states: impl Iterator<Item = &'a State>) -> u64 {
+    let mut pages = HashSet::new();
+    let mut count = 0;
+    for state in states {
+        count += 1;
+        pages.extend(state.pages.iter().map(Arc::as_ptr));
+    }
+    count * STATE_BYTES + pages.len() as u64 * PAGE_BYTES
 }
 
 impl FakeBackend {
@@ -66,8 +118,15 @@ impl FakeBackend {
             opened: 0,
             tickets: 0,
             sequences: HashMap::new(),
+            snapshots: HashMap::new(),
+            limit: u64::MAX,
             in_flight: VecDeque::new(),
         }
+    }
+
+    /// Lets state take no more than `limit` bytes.
+    pub fn with_limit(self, limit: u64) -> Self {
+        FakeBackend { limit, ..self }
     }
 
     pub fn with_hook(self, hook: impl FnMut(&Call) -> Result<(), BackendError> + Send + 'static) -> Self {
@@ -84,6 +143,12 @@ impl FakeBackend {
         result
     }
 
+    fn keep(&mut self, state: State) -> SnapshotId {
+        self.opened += 1;
+        self.snapshots.insert(SnapshotId(self.opened), state);
+        SnapshotId(self.opened)
+    }
+
     fn ticket(&mut self, outputs: Vec<StepOutput>) -> Ticket {
         for output in &outputs {
             self.sequences.get_mut(&output.sequence).unwrap().in_flight += 1;
@@ -95,9 +160,9 @@ impl FakeBackend {
 
     fn advance(&mut self, sequence: SequenceId, tokens: &[u32], want: Want) -> StepOutput {
         let state = self.sequences.get_mut(&sequence).expect("an open sequence");
-        state.tokens.extend(tokens);
-        assert!(state.tokens.len() <= self.context, "the engine ran past the context");
-        let next = (want != Want::Nothing).then(|| (self.model)(&state.tokens));
+        tokens.iter().for_each(|&token| state.state.push(token));
+        assert!(state.state.len() <= self.context, "the engine ran past the context");
+        let next = (want != Want::Nothing).then(|| (self.model)(&state.state.tokens()));
         state.sampled = next;
         let logits = if want == Want::Logits { logits(next.unwrap()) } else { Vec::new() };
         StepOutput { sequence, token: next, logits }
@@ -110,6 +175,24 @@ fn logits(next: u32) -> Vec<f32> {
         (0..VOCAB as u32).map(|i| (i.wrapping_mul(next + 7) % 101) as f32 / 50.0).collect();
     row[next as usize] = 5.0;
     row
+}
+
+impl FakeBackend {
+    /// Refuses `more` bytes that would pass the limit.
+    fn room(&self, more: u64) -> Result<(), BackendError> {
+        if self.memory().used.saturating_add(more) > self.limit {
+            return Err(BackendError::OutOfMemory { what: "a toy", bytes: more as usize });
+        }
+        Ok(())
+    }
+
+    /// Bytes that `tokens` more tokens of a sequence take at the most.
+    fn growth(&self, sequence: SequenceId, tokens: usize) -> u64 {
+        let state = &self.sequences[&sequence].state;
+        let copied = state.pages.last().is_some_and(|p| p.len() < PAGE && Arc::strong_count(p) > 1);
+        let pages = (state.len() + tokens).div_ceil(PAGE) - state.pages.len();
+        (pages as u64 + u64::from(copied)) * PAGE_BYTES
+    }
 }
 
 impl Backend for FakeBackend {
@@ -126,27 +209,33 @@ impl Backend for FakeBackend {
     }
 
     fn open(&mut self, from: Option<SnapshotId>) -> Result<SequenceId, BackendError> {
-        assert_eq!(from, None);
         self.opened += 1;
         let sequence = SequenceId(self.opened);
-        self.call(Call::Open(sequence))?;
-        self.sequences.insert(sequence, Sequence::default());
+        let state = from.map(|from| self.snapshots[&from].clone()).unwrap_or_default();
+        self.call(match from {
+            None => Call::Open(sequence),
+            Some(_) => Call::Resume(sequence, state.len()),
+        })?;
+        self.room(STATE_BYTES)?;
+        self.sequences.insert(sequence, Sequence { state, ..Sequence::default() });
         Ok(sequence)
     }
 
     fn length(&self, sequence: SequenceId) -> Result<usize, BackendError> {
-        Ok(self.sequences[&sequence].tokens.len())
+        Ok(self.sequences[&sequence].state.len())
     }
 
     fn extend(&mut self, sequence: SequenceId, tokens: &[u32], want: Want) -> Result<Ticket, BackendError> {
         assert!(!tokens.is_empty());
         self.call(Call::Extend(sequence, tokens.to_vec()))?;
+        self.room(self.growth(sequence, tokens.len()))?;
         let output = self.advance(sequence, tokens, want);
         Ok(self.ticket(vec![output]))
     }
 
     fn decode(&mut self, steps: &[DecodeStep]) -> Result<Ticket, BackendError> {
         self.call(Call::Decode(steps.iter().map(|step| (step.sequence, step.input)).collect()))?;
+        self.room(steps.iter().map(|step| self.growth(step.sequence, 1)).sum())?;
         let outputs = steps
             .iter()
             .map(|step| {
@@ -171,11 +260,51 @@ impl Backend for FakeBackend {
         Ok(outputs)
     }
 
-    fn snapshot(&mut self, _: SequenceId) -> Result<SnapshotId, BackendError> {
-        panic!("the engine takes no snapshots yet")
+    fn snapshot(&mut self, sequence: SequenceId) -> Result<SnapshotId, BackendError> {
+        let state = self.sequences[&sequence].state.clone();
+        self.call(Call::Snapshot(state.len()))?;
+        self.room(STATE_BYTES)?;
+        Ok(self.keep(state))
     }
 
-    fn discard(&mut self, _: SnapshotId) {}
+    fn discard(&mut self, snapshot: SnapshotId) {
+        let state = self.snapshots.remove(&snapshot).expect("a snapshot that exists");
+        self.call(Call::Discard(state.len())).expect("discarding cannot fail");
+    }
+
+    fn memory(&self) -> Memory {
+        let sequences = self.sequences.values().map(|sequence| &sequence.state);
+        Memory {
+            used: bytes(sequences.chain(self.snapshots.values())),
+            snapshots: bytes(self.snapshots.values()),
+            limit: self.limit,
+        }
+    }
+
+    fn sequence_bytes(&self, tokens: usize) -> u64 {
+        (tokens.div_ceil(PAGE) as u64).saturating_mul(PAGE_BYTES).saturating_add(STATE_BYTES)
+    }
+
+    fn layout(&self) -> String {
+        "toy".to_owned()
+    }
+
+    fn export(&mut self, snapshot: SnapshotId) -> Result<Export, BackendError> {
+        let tokens = self.snapshots[&snapshot].tokens();
+        Ok(Box::new(move |out| tokens.iter().try_for_each(|token| out.write_all(&token.to_le_bytes()))))
+    }
+
+    fn import(&mut self, length: usize, from: &mut dyn Read) -> Result<SnapshotId, BackendError> {
+        let mut state = State::default();
+        let mut bytes = Vec::new();
+        from.read_to_end(&mut bytes).map_err(|error| BackendError::BadExport(error.to_string()))?;
+        if bytes.len() != 4 * length {
+            return Err(BackendError::BadExport("it has another length".to_owned()));
+        }
+        self.room(self.sequence_bytes(length))?;
+        bytes.chunks(4).for_each(|b| state.push(u32::from_le_bytes(b.try_into().unwrap())));
+        Ok(self.keep(state))
+    }
 
     fn close(&mut self, sequence: SequenceId) {
         let state = self.sequences.remove(&sequence).expect("an open sequence");

@@ -10,8 +10,8 @@ use lily_engine::sampler::TokenLogprobs;
 use lily_model::tokenizer::Tokenizer;
 
 use super::response::{
-    Alternative, CompletionDetails, Delta, FunctionCall, FunctionDelta, LogProbs, Message, TokenLogProb,
-    ToolCall, ToolCallDelta, Usage,
+    Alternative, CompletionDetails, Delta, FunctionCall, FunctionDelta, LogProbs, Message, PromptDetails,
+    TokenLogProb, ToolCall, ToolCallDelta, Usage,
 };
 use crate::answer::End;
 
@@ -85,7 +85,8 @@ pub fn finish_reason(end: &End) -> &'static str {
     }
 }
 
-/// The totals of all choices of one request; its prompt counts once.
+/// The totals of all choices of one request; its prompt counts once, and of it as cached what every
+/// choice found: what one left for the others was not there before.
 pub fn usage(ends: &[End]) -> Usage {
     let prompt_tokens = ends.first().map_or(0, |end| end.usage.prompt_tokens);
     let completion_tokens = ends.iter().map(|end| end.usage.completion_tokens).sum();
@@ -93,6 +94,9 @@ pub fn usage(ends: &[End]) -> Usage {
         prompt_tokens,
         completion_tokens,
         total_tokens: prompt_tokens + completion_tokens,
+        prompt_tokens_details: PromptDetails {
+            cached_tokens: ends.iter().map(|end| end.usage.cached_tokens).min().unwrap_or(0),
+        },
         completion_tokens_details: CompletionDetails {
             reasoning_tokens: ends.iter().map(|end| end.reasoning_tokens).sum(),
         },

@@ -186,8 +186,17 @@ pub struct Usage {
     pub completion_tokens: usize,
     /// Both together.
     pub total_tokens: usize,
+    /// What became of the prompt's tokens.
+    pub prompt_tokens_details: PromptDetails,
     /// What the generated tokens were spent on.
     pub completion_tokens_details: CompletionDetails,
+}
+
+/// What became of the prompt's tokens.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub struct PromptDetails {
+    /// Tokens that came from the prefix cache; the others were processed.
+    pub cached_tokens: usize,
 }
 
 /// What generated tokens were spent on.

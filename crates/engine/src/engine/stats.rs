@@ -1,0 +1,20 @@
+//! Figures of an engine, for people and for tests.
+
+use crate::backend::Memory;
+use crate::prefix_cache::CacheCounts;
+
+/// What an engine has done so far and what it holds, as of the last request that ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stats {
+    /// Bytes of state. With no request running, all that is used is the cache's.
+    pub memory: Memory,
+    /// The prefix cache.
+    pub cache: CacheCounts,
+    /// Tokens that went through prefill: those of prompts that did not come from the cache, and those that were
+    /// computed again after their sequence gave way.
+    pub prefilled_tokens: u64,
+    /// Requests that ended, however they did.
+    pub ended: u64,
+    /// Times that a sequence gave its memory to older ones.
+    pub gave_way: u64,
+}
