@@ -21,6 +21,8 @@ pub enum Command {
     Chat(ChatArgs),
     /// Serve the model over HTTP in OpenAI's protocol
     Serve(ServeArgs),
+    /// Measure prefill and decode speed, memory, and how near they come to what the machine can do
+    Bench(BenchArgs),
     /// Show what a checkpoint holds and whether Lily runs it
     Inspect(InspectArgs),
     /// Write a checkpoint with random weights in the real layout, to measure speed and memory with
@@ -121,6 +123,40 @@ pub struct ServeArgs {
     /// Serve only requests that carry this key (`Authorization: Bearer KEY`)
     #[arg(long, value_name = "KEY")]
     pub api_key: Option<String>,
+}
+
+/// Arguments of `lily bench`.
+#[derive(Clone, Debug, Args)]
+pub struct BenchArgs {
+    /// Prompt lengths whose prefill is timed; 0 times none
+    /// [default: 256, 1024, 4096, … as far as a minute and the context go]
+    #[arg(short, long, visible_alias = "n-prompt", value_name = "N,…", value_delimiter = ',')]
+    pub prompt: Option<Vec<usize>>,
+    /// Context depths at which decode is timed
+    /// [default: 256, 1024, 4096, … as far as a minute and the context go]
+    #[arg(short, long, visible_alias = "n-depth", value_name = "N,…", value_delimiter = ',')]
+    pub depth: Option<Vec<usize>>,
+    /// Tokens that are decoded in each run; 0 times no decode
+    #[arg(short = 'n', long = "gen", visible_alias = "n-gen", value_name = "N", default_value_t = 32)]
+    pub generated: usize,
+    /// Runs of each measurement; median, lowest and highest are reported
+    #[arg(short, long, visible_alias = "repetitions", value_name = "N", default_value_t = 5, value_parser = at_least_one)]
+    pub repeat: usize,
+    /// Leave out the run before each measurement that is not counted
+    #[arg(long)]
+    pub no_warmup: bool,
+    /// Do not measure what the machine can do at the most, which takes a second or two and up to 4 GB of memory
+    #[arg(long)]
+    pub no_floor: bool,
+    /// Print JSON with every single run instead of the table
+    #[arg(long)]
+    pub json: bool,
+    /// Draw both curves into this SVG file
+    #[arg(long, value_name = "FILE")]
+    pub plot: Option<PathBuf>,
+    /// The model.
+    #[command(flatten)]
+    pub model: ModelArgs,
 }
 
 /// Arguments of `lily inspect`.

@@ -1,5 +1,6 @@
 //! What the programs do, one module a command.
 
+pub mod bench;
 pub mod chat;
 pub mod inspect;
 pub mod score;

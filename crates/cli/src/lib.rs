@@ -16,19 +16,23 @@
 pub mod args;
 pub mod commands;
 pub mod conversation;
+pub mod machine;
 pub mod progress;
 pub mod session;
 
 use std::io::ErrorKind;
 use std::process::ExitCode;
+use std::time::Instant;
 
 use args::{Command, Lily, ServeArgs};
 
 /// Runs `lily`.
 pub fn lily(args: Lily) -> ExitCode {
+    let started = Instant::now();
     exit_code(match args.command {
         Command::Chat(args) => commands::chat::run(&args),
         Command::Serve(args) => commands::serve::run(&args),
+        Command::Bench(args) => commands::bench::run(&args, started),
         Command::Inspect(args) => commands::inspect::run(&args),
         Command::Synth(args) => commands::synth::run(&args),
         Command::DemoScore(args) => commands::score::run(&args),

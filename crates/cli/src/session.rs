@@ -2,6 +2,7 @@
 
 use anyhow::{Context, bail};
 use lily_cpu::{CpuBackend, CpuOptions};
+use lily_engine::backend::Backend;
 use lily_engine::engine::{Engine, EngineOptions};
 use lily_model::checkpoint::Checkpoint;
 use lily_server::chat_model::{ChatModel, unix_time};
@@ -20,17 +21,14 @@ pub fn start(args: &ModelArgs) -> anyhow::Result<ChatModel> {
     let spinner = progress::spinner("loading the model");
     let checkpoint = open(args)?;
     let context = context(args, &checkpoint)?;
-    let backend = CpuBackend::new(
-        checkpoint.weights()?,
-        CpuOptions { threads: args.threads, ctx_len: context, ..CpuOptions::default() },
-    )?;
+    let backend = backend(args, &checkpoint, context)?;
     let tokenizer = checkpoint.tokenizer()?;
     let defaults = checkpoint.generation_config();
     let options = EngineOptions { eos_token_ids: defaults.eos_token_ids.clone(), ..EngineOptions::default() };
     let model = ChatModel {
         name: checkpoint.name().to_string(),
         created: unix_time(),
-        engine: Engine::start(Box::new(backend), tokenizer.clone(), options),
+        engine: Engine::start(backend, tokenizer.clone(), options),
         tokenizer,
         template: checkpoint.chat_template()?,
         defaults,
@@ -45,14 +43,26 @@ pub fn start(args: &ModelArgs) -> anyhow::Result<ChatModel> {
     Ok(model)
 }
 
-fn open(args: &ModelArgs) -> anyhow::Result<Checkpoint> {
+/// The device that runs the checkpoint's model, with room for `context` tokens in a sequence.
+pub fn backend(
+    args: &ModelArgs,
+    checkpoint: &Checkpoint,
+    context: usize,
+) -> anyhow::Result<Box<dyn Backend>> {
+    let options = CpuOptions { threads: args.threads, ctx_len: context, ..CpuOptions::default() };
+    Ok(Box::new(CpuBackend::new(checkpoint.weights()?, options)?))
+}
+
+/// The checkpoint that `args` name, or the demo.
+pub fn open(args: &ModelArgs) -> anyhow::Result<Checkpoint> {
     match &args.model_path {
         Some(dir) => Checkpoint::open(dir).with_context(|| format!("{} cannot be loaded", dir.display())),
         None => Ok(Checkpoint::demo()?),
     }
 }
 
-fn context(args: &ModelArgs, checkpoint: &Checkpoint) -> anyhow::Result<usize> {
+/// The context that `args` ask for, at most the model's.
+pub fn context(args: &ModelArgs, checkpoint: &Checkpoint) -> anyhow::Result<usize> {
     let most = checkpoint.geometry().max_context;
     match args.ctx_len {
         Some(asked) if asked > most => {

@@ -57,7 +57,7 @@ fn what_goes_wrong_is_one_sentence_and_exit_code_1() {
     let empty = empty.path().to_str().expect("a plain path");
     let taken = TcpListener::bind("127.0.0.1:0").expect("a port");
     let port = taken.local_addr().expect("an address").port().to_string();
-    let cases: [(&[&str], &str); 8] = [
+    let cases: [(&[&str], &str); 12] = [
         (&["chat", "hi", "--model-path", "/no/such/folder"], "/no/such/folder"),
         (&["chat", "hi", "--model-path", empty], "config.json"),
         (&["chat", "hi", "--ctx-len", "99999999"], "--ctx-len"),
@@ -66,6 +66,10 @@ fn what_goes_wrong_is_one_sentence_and_exit_code_1() {
         (&["serve", "--port", &port], "--port"),
         (&["demo-score", "--heldout", "/no/such/file"], "--heldout"),
         (&["synth", "--out", empty, "--layers", "6"], "--layers"),
+        (&["bench", "--prompt", "99999999"], "--prompt 99999999"),
+        (&["bench", "--prompt", "64", "--depth", "100", "--ctx-len", "100"], "--depth 100"),
+        (&["bench", "--prompt", "0", "--gen", "0"], "nothing to measure"),
+        (&["bench", "--plot", "/no/such/folder/out.svg"], "--plot"),
     ];
     for (args, names) in cases {
         let (code, stderr) = failure(&mut lily(args));
@@ -77,7 +81,13 @@ fn what_goes_wrong_is_one_sentence_and_exit_code_1() {
 
 #[test]
 fn a_wrong_flag_is_exit_code_2() {
-    for args in [&["chat", "--no-such-flag"][..], &["chat", "--threads", "0"], &["no-such-command"]] {
+    for args in [
+        &["chat", "--no-such-flag"][..],
+        &["chat", "--threads", "0"],
+        &["bench", "--prompt", "many"],
+        &["bench", "--repeat", "0"],
+        &["no-such-command"],
+    ] {
         assert_eq!(failure(&mut lily(args)).0, Some(2), "{args:?}");
     }
 }

@@ -1,0 +1,120 @@
+//! `lily bench` on the demo: the shape of what it reports. How fast it was is nobody's assertion.
+
+#[path = "support/process.rs"]
+mod process;
+
+use process::{lily, run, text};
+use serde_json::Value;
+
+/// Small enough to take no time.
+const SMALL: [&str; 9] = ["bench", "-p", "48,16", "-d", "8,40", "-n", "3", "-r", "3"];
+
+fn numbers(value: &Value) -> Vec<f64> {
+    value.as_array().expect("a list").iter().map(|number| number.as_f64().expect("a number")).collect()
+}
+
+fn lengths(entries: &Value, field: &str) -> Vec<u64> {
+    entries.as_array().expect("a list").iter().map(|entry| entry[field].as_u64().expect("a length")).collect()
+}
+
+#[test]
+fn json_has_every_run_and_what_it_comes_to() {
+    let output = run(lily(&SMALL).args(["--no-floor", "--json"]));
+    let stderr = text(&output.stderr);
+    assert!(output.status.success(), "{stderr}");
+    let report: Value = serde_json::from_str(&text(&output.stdout)).expect("JSON and nothing else");
+    assert_eq!(report["model"], "lily-demo");
+    assert!(report["backend"].as_str().expect("a name").starts_with("CPU"));
+    assert!(report["start"]["load_seconds"].as_f64() < report["start"]["first_token_seconds"].as_f64());
+    assert_eq!(lengths(&report["prefill"], "tokens"), [16, 48]);
+    assert_eq!(lengths(&report["decode"], "depth"), [8, 40]);
+    assert_eq!(lengths(&report["decode"], "tokens"), [3, 3]);
+    for (part, length) in [("prefill", "tokens"), ("decode", "tokens")] {
+        for entry in report[part].as_array().expect("a list") {
+            let mut seconds = numbers(&entry["seconds"]);
+            assert_eq!(seconds.len(), 3, "every run, the one to warm up left out");
+            seconds.sort_by(f64::total_cmp);
+            let tokens = entry[length].as_f64().expect("a length");
+            let speed = &entry["tokens_per_second"];
+            assert_eq!(speed["median"], tokens / seconds[1]);
+            assert_eq!(speed["lowest"], tokens / seconds[2]);
+            assert_eq!(speed["highest"], tokens / seconds[0]);
+            assert_eq!(entry["floor"], Value::Null);
+        }
+    }
+    let ops: Vec<u64> = lengths(&report["prefill"], "matrix_ops");
+    let bytes: Vec<u64> = lengths(&report["decode"], "bytes_per_token");
+    assert!(ops[0] < ops[1] && bytes[0] < bytes[1], "longer contexts cost more: {ops:?} {bytes:?}");
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn memory_comes_in_its_parts() {
+    let output = run(lily(&SMALL).args(["--no-floor", "--json"]));
+    let report: Value = serde_json::from_str(&text(&output.stdout)).expect("JSON and nothing else");
+    let memory = &report["memory"];
+    let part = |name: &str| memory[name].as_u64().expect("bytes");
+    let (own, mapped) = (part("resident_anonymous_bytes"), part("resident_mapped_bytes"));
+    assert!(own > 0 && mapped > 0);
+    assert!(part("peak_resident_bytes") >= own.max(mapped), "{memory}");
+    assert!(report["machine"]["memory_bytes"].as_u64() > memory["peak_resident_bytes"].as_u64());
+}
+
+#[test]
+fn the_table_and_the_picture_show_both_parts_under_their_limits() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let plot = dir.path().join("out.svg");
+    let output = run(lily(&SMALL).arg("--plot").arg(&plot));
+    let (table, stderr) = (text(&output.stdout), text(&output.stderr));
+    assert!(output.status.success(), "{stderr}");
+    let first = table.lines().next().expect("a line");
+    assert!(first.starts_with("lily-demo on CPU") && first.contains("threads"), "{table}");
+    for heading in ["prefill", "decode at", "of limit", "memory: peak", "limits: memory read at"] {
+        assert!(table.contains(heading), "{heading}: {table}");
+    }
+    let svg = std::fs::read_to_string(&plot).expect("the picture was written");
+    assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"));
+    assert_eq!(svg.matches("<svg").count(), 1);
+    for words in ["lily-demo", "Prefill, tokens/s", "Decode, tokens/s", "limit: memory read", "prompt length"]
+    {
+        assert!(svg.contains(words), "{words}");
+    }
+    assert!(!svg.contains("NaN") && !svg.contains("inf"), "every place is a number");
+}
+
+#[test]
+fn a_part_can_be_left_out_of_the_picture_too() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let plot = dir.path().join("out.svg");
+    let flags = ["bench", "-p", "16", "-n", "0", "-r", "1", "--no-warmup", "--no-floor", "--plot"];
+    let output = run(lily(&flags).arg(&plot));
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert!(!text(&output.stdout).contains("decode at"));
+    assert!(std::fs::read_to_string(&plot).expect("the picture was written").contains("not measured"));
+}
+
+/// Ctrl-C, as the terminal sends it.
+#[cfg(unix)]
+#[test]
+fn an_interrupt_ends_it_with_one_sentence() {
+    use std::process::{Command, Stdio};
+
+    let dir = tempfile::tempdir().expect("a directory");
+    let plot = dir.path().join("out.svg");
+    let bench = lily(&["bench", "-p", "4096", "-r", "1000", "--no-floor", "--plot"])
+        .arg(&plot)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("lily starts");
+    // Long enough for it to be under way, and far shorter than it would take.
+    std::thread::sleep(std::time::Duration::from_millis(700));
+    let sent = Command::new("kill").args(["-INT", &bench.id().to_string()]).status().expect("kill runs");
+    assert!(sent.success());
+    let output = bench.wait_with_output().expect("lily ends");
+    assert_eq!(output.status.code(), Some(130));
+    assert_eq!(text(&output.stdout), "");
+    let stderr = text(&output.stderr);
+    assert!(stderr.contains("lily: stopped before everything was measured"), "{stderr}");
+    assert!(!plot.exists());
+}
