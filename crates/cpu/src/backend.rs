@@ -87,8 +87,6 @@ pub struct CpuBackend {
     meter: Meter,
     /// The part of it that snapshots hold.
     held: Meter,
-    /// An empty sequence, for the sizes of all others.
-    template: Sequence,
     sequences: HashMap<SequenceId, Sequence>,
     snapshots: HashMap<SnapshotId, Snapshot>,
     finished: HashMap<u64, Vec<StepOutput>>,
@@ -112,12 +110,7 @@ impl CpuBackend {
                 Path::Fast(Box::new(FastPass::new(Machine { pool, isa }, &weights)))
             }
         };
-        let format = match path {
-            Path::Fast(_) => KvFormat::F16,
-            Path::Reference => KvFormat::F32,
-        };
         Ok(CpuBackend {
-            template: Sequence::new(&weights.geometry, format, &Meter::default())?,
             held: Meter::default(),
             context_limit: options.ctx_len.min(weights.geometry.max_context),
             path,
@@ -439,7 +432,7 @@ impl Backend for CpuBackend {
     }
 
     fn sequence_bytes(&self, tokens: usize) -> u64 {
-        self.template.bytes(tokens) as u64
+        Sequence::bytes(&self.weights.geometry, self.kv_format(), tokens) as u64
     }
 
     fn layout(&self) -> String {

@@ -73,6 +73,12 @@ pub struct Activations {
 }
 
 impl Activations {
+    /// Bytes that [`Activations::reserve`] takes.
+    pub fn bytes(rows: usize, width: usize) -> usize {
+        let indices = rows * size_of::<u32>();
+        rows * width * size_of::<f32>() + indices + QuantizedRows::bytes(rows, width)
+    }
+
     /// Makes room for `rows` rows of `width`; what they hold is unspecified.
     pub fn reserve(&mut self, rows: usize, width: usize) -> Result<(), BackendError> {
         grow("activations", &mut self.values, rows * width)?;

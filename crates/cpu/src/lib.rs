@@ -30,6 +30,7 @@
 pub mod backend;
 pub mod fast;
 pub mod fast_pass;
+pub mod footprint;
 pub mod isa;
 pub mod kernels;
 pub mod kv_cache;

@@ -154,11 +154,14 @@ impl Sequence {
         }
     }
 
-    /// Bytes that a sequence of this model takes at `tokens` tokens when it shares nothing.
-    pub fn bytes(&self, tokens: usize) -> usize {
-        let layers = self.layers.iter().map(|layer| match layer {
-            LayerState::Delta(state) => state.charge.bytes(),
-            LayerState::Attention(cache) => cache.bytes(tokens),
+    /// Bytes that a sequence of `tokens` tokens takes when it shares nothing.
+    pub fn bytes(geometry: &Geometry, format: KvFormat, tokens: usize) -> usize {
+        let delta = &geometry.delta;
+        let recurrent = (delta.state_elements() + delta.conv_tail_elements()) * size_of::<f32>();
+        let cache = KvCache::new(&geometry.attention, format).bytes(tokens);
+        let layers = geometry.layers.iter().map(|kind| match kind {
+            LayerKind::Delta => recurrent,
+            LayerKind::Attention => cache,
         });
         layers.fold(0, usize::saturating_add)
     }

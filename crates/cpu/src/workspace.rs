@@ -71,24 +71,23 @@ impl Workspace {
         const WHAT: &str = "scratch buffers";
         let Geometry { hidden, attention, delta, moe, .. } = geometry;
         let attention_width = attention.heads * attention.head_dim;
-        let kv_width = attention.kv_heads * attention.head_dim;
         let buffers = [
-            (&mut self.x, *hidden),
-            (&mut self.product, *hidden),
-            (&mut self.angles, attention.rotary_dim),
-            (&mut self.qkv, delta.conv_channels()),
-            (&mut self.z, delta.value_width()),
-            (&mut self.b, delta.value_heads),
-            (&mut self.a, delta.value_heads),
-            (&mut self.recalled, delta.value_width()),
-            (&mut self.q, attention_width),
-            (&mut self.query_and_gate, 2 * attention_width),
-            (&mut self.raw_k, kv_width),
-            (&mut self.k, kv_width),
-            (&mut self.v, kv_width),
-            (&mut self.gates, moe.top_k * moe.expert_width + moe.shared_width),
+            &mut self.x,
+            &mut self.product,
+            &mut self.angles,
+            &mut self.qkv,
+            &mut self.z,
+            &mut self.b,
+            &mut self.a,
+            &mut self.recalled,
+            &mut self.q,
+            &mut self.query_and_gate,
+            &mut self.raw_k,
+            &mut self.k,
+            &mut self.v,
+            &mut self.gates,
         ];
-        for (buffer, width) in buffers {
+        for (buffer, width) in buffers.into_iter().zip(widths(geometry)) {
             grow(WHAT, buffer, rows * width)?;
         }
         self.normed.reserve(rows, *hidden)?;
@@ -101,6 +100,25 @@ impl Workspace {
         self.last_normed.reserve(wanted, *hidden)
     }
 
+    /// Bytes that [`Workspace::reserve`] and the stages that fill these buffers take.
+    pub fn bytes(geometry: &Geometry, rows: usize, wanted: usize) -> usize {
+        let Geometry { hidden, attention, delta, moe, .. } = geometry;
+        let floats = rows * widths(geometry).iter().sum::<usize>()
+            + moe_down::scratch_elements(*hidden)
+            + wanted * hidden;
+        let activations = [
+            (rows, *hidden),
+            (rows, delta.value_width()),
+            (rows, attention.heads * attention.head_dim),
+            (rows * moe.top_k, moe.expert_width),
+            (rows, moe.shared_width),
+            (wanted, *hidden),
+        ];
+        floats * size_of::<f32>()
+            + activations.map(|(rows, width)| Activations::bytes(rows, width)).iter().sum::<usize>()
+            + Routing::bytes(moe, rows)
+    }
+
     /// Says how large the next pass is, at most as large as was reserved.
     pub fn set_rows(&mut self, geometry: &Geometry, rows: usize, wanted: usize) {
         for activations in [&mut self.normed, &mut self.delta, &mut self.attention, &mut self.shared] {
@@ -109,4 +127,27 @@ impl Workspace {
         self.routed.set_rows(rows * geometry.moe.top_k);
         self.last_normed.set_rows(wanted);
     }
+}
+
+/// Elements of a row of each plain buffer, in the order in which [`Workspace::reserve`] names them.
+fn widths(geometry: &Geometry) -> [usize; 14] {
+    let Geometry { hidden, attention, delta, moe, .. } = geometry;
+    let attention_width = attention.heads * attention.head_dim;
+    let kv_width = attention.kv_heads * attention.head_dim;
+    [
+        *hidden,
+        *hidden,
+        attention.rotary_dim,
+        delta.conv_channels(),
+        delta.value_width(),
+        delta.value_heads,
+        delta.value_heads,
+        delta.value_width(),
+        attention_width,
+        2 * attention_width,
+        kv_width,
+        kv_width,
+        kv_width,
+        moe.top_k * moe.expert_width + moe.shared_width,
+    ]
 }

@@ -43,6 +43,12 @@ impl QuantizedRows {
         QuantizedRows::default()
     }
 
+    /// Bytes that `rows` rows of `cols` elements take.
+    pub fn bytes(rows: usize, cols: usize) -> usize {
+        let group = size_of::<f32>() * 2;
+        rows * (cols + cols / GROUP_SIZE * group + size_of::<u32>())
+    }
+
     /// Makes room for `rows` rows of `cols` elements and keeps the allocation of before where it suffices.
     /// What rows hold before they are written is unspecified. Panics unless groups divide `cols`.
     pub fn resize(&mut self, rows: usize, cols: usize) {

@@ -98,6 +98,15 @@ pub struct Routing {
 }
 
 impl Routing {
+    /// Bytes that it takes for so many tokens, at the most.
+    pub fn bytes(geometry: &MoeGeometry, tokens: usize) -> usize {
+        let MoeGeometry { experts, top_k, .. } = *geometry;
+        let slot = size_of::<Choice>() + size_of::<u32>() + size_of::<f32>();
+        let token = experts * size_of::<f32>() + top_k * slot + size_of::<f32>();
+        // Experts: which are active, where they start, where the next slot goes.
+        tokens * token + 3 * experts * size_of::<u32>()
+    }
+
     /// Slots of the `index`th active expert.
     pub fn slots(&self, index: usize) -> std::ops::Range<usize> {
         self.starts[index] as usize..self.starts[index + 1] as usize
