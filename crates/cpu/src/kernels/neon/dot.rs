@@ -11,9 +11,6 @@ use super::super::tile::{Activation, GROUP_BYTES, GROUP_UNITS, Source, UNIT_BYTE
 use super::instructions::{byte_dot_lane, words};
 use super::{BYTES, QUARTERS, WORDS};
 
-/// Tokens whose sums, sixteen registers, leave room for the operands.
-pub(super) const TOKENS: usize = 4;
-
 /// As [`TileOps::unpack_4`](super::super::tile::TileOps::unpack_4).
 ///
 /// # Safety

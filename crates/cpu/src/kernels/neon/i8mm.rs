@@ -17,8 +17,6 @@ use super::super::tile::{Activation, GROUP_BYTES, MAX_TOKENS, PANEL_ROWS, Source
 use super::instructions::{byte_matrix, bytes, zip_halves};
 use super::{BYTES, QUARTERS, WORDS};
 
-/// Tokens whose sums, twenty-four registers, leave room for the operands.
-pub(super) const TOKENS: usize = 6;
 /// Weights of a row, and activations of a token, in one operand.
 const CHUNK: usize = 8;
 /// Chunks of a group.

@@ -23,7 +23,8 @@ use super::{BYTES, Neon, QUARTERS, WORDS, dot, i8mm};
 const PACKED: usize = GROUP_SIZE / 2;
 
 impl<const I8MM: bool> TileOps for Neon<I8MM> {
-    const TOKENS: usize = if I8MM { i8mm::TOKENS } else { dot::TOKENS };
+    // Their sums fill sixteen registers and leave room for the operands; those of six would be spilled.
+    const TOKENS: usize = 4;
     const DIRECT_TOKENS: usize = 2;
 
     #[inline(always)]
@@ -37,11 +38,15 @@ impl<const I8MM: bool> TileOps for Neon<I8MM> {
     ) {
         // SAFETY: all pointers are good for `groups` groups and a panel's sums, by contract.
         unsafe {
+            let mut rows = [from.data; PANEL_ROWS];
+            for (i, row) in rows.iter_mut().enumerate() {
+                *row = from.row(i);
+            }
             let mut acc = Self::load(token.acc);
             for group in 0..groups {
                 let q = token.q.add(group * GROUP_SIZE);
                 let lines = ahead.lines(group, PANEL_ROWS * PACKED / LINE, from.data);
-                let dots = row_dots(&from, group * PACKED, q, lines);
+                let dots = row_dots(&rows, group * PACKED, q, lines);
                 let scale = Self::load(scales.add(group * PANEL_ROWS));
                 let bias = Self::load(biases.add(group * PANEL_ROWS));
                 let both = Self::mul(scale, Self::splat(*token.scales.add(group)));
@@ -155,11 +160,11 @@ impl<const I8MM: bool> TileOps for Neon<I8MM> {
 /// to ask for meanwhile.
 ///
 /// # Safety
-/// [`PACKED`] bytes from `at` on of the rows that exist are readable, `q` is good for a group, and the
+/// [`PACKED`] bytes from `at` on of the rows are readable, `q` is good for a group, and the
 /// instruction set is there.
 #[inline(always)]
 unsafe fn row_dots(
-    from: &Source,
+    rows: &[*const u8; PANEL_ROWS],
     at: usize,
     q: *const i8,
     (next, apart): (*const u8, usize),
@@ -180,7 +185,7 @@ unsafe fn row_dots(
                     // One for each line read: in a burst they would hold up the reads behind them.
                     prefetch(next.wrapping_add(row / LINE_ROWS * apart));
                 }
-                let place = from.row(row).add(at);
+                let place = rows[row].add(at);
                 for half in 0..2 {
                     let packed = vld1q_u8(place.add(half * BYTES));
                     let (a, b) = (vandq_u8(packed, low), vshrq_n_u8::<4>(packed));
