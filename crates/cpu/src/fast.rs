@@ -1,27 +1,30 @@
 //! What the fast forms of the stages share: the machine they run on, activations, projections.
 
+use std::ops::Range;
+
 use lily_engine::backend::BackendError;
 use lily_model::weights::{GROUP_SIZE, MatrixView};
 
 use crate::isa::Isa;
 use crate::kernels::OutRows;
-use crate::kernels::activations::QuantizedRows;
+use crate::kernels::activations::{QuantizedRows, RowWriter};
 use crate::kernels::f32_ops;
 use crate::kernels::matmul::{Next, ROW_BLOCK, matmul_rows_f32, matmul_rows_then};
 use crate::memory::grow;
 use crate::pool::ThreadPool;
 
-/// Fewest weight rows of a pool task.
-pub const LEAST_TASK_ROWS: usize = 2 * ROW_BLOCK;
+/// Weight rows of a pool task: some microseconds of decode, so that the threads end together, and a whole number
+/// of the tiles that prefill unpacks.
+pub const TASK_ROWS: usize = 4 * ROW_BLOCK;
 
-/// Most weight rows of a pool task.
-const MOST_TASK_ROWS: usize = 64 * ROW_BLOCK;
+/// The same for experts, whose matrices lie apart: every task begins somewhere new.
+pub const EXPERT_TASK_ROWS: usize = 8 * ROW_BLOCK;
 
-/// Pool tasks for each thread: enough that none waits long for the last one.
-const TASKS_PER_THREAD: usize = 4;
+/// The same where activations stay f32: matrices of few rows.
+const F32_TASK_ROWS: usize = ROW_BLOCK;
 
-/// Tokens whose f32 activations stay in the L2 cache while all rows of a task meet them.
-const F32_TOKENS: usize = 32;
+/// A task's rows become columns of activations that it quantizes by itself.
+const _: () = assert!(TASK_ROWS.is_multiple_of(GROUP_SIZE));
 
 /// Rows of activations below which a fork costs more than it saves.
 const FORK_ROWS: usize = 8;
@@ -35,21 +38,6 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// Weight rows of each pool task where `total` rows are to be multiplied.
-    ///
-    /// Each task begins with reads that nothing has asked the memory for, so that long ones are better; all
-    /// threads should end together, so that short ones are. The result does not depend on it.
-    pub fn task_rows(&self, total: usize) -> usize {
-        (total / (self.pool.threads() * TASKS_PER_THREAD))
-            .next_multiple_of(LEAST_TASK_ROWS)
-            .clamp(LEAST_TASK_ROWS, MOST_TASK_ROWS)
-    }
-
-    /// As [`Machine::task_rows`] where each task reads many matrices, the same for all: one task per thread.
-    pub fn even_task_rows(&self, total: usize) -> usize {
-        total.div_ceil(self.pool.threads()).next_multiple_of(LEAST_TASK_ROWS)
-    }
-
     /// `task(index)` for every `index < count`, on all threads where there are enough to be worth it.
     pub fn each_row(&self, count: usize, task: impl Fn(usize) + Sync) {
         if count < FORK_ROWS {
@@ -102,14 +90,11 @@ impl Activations {
         &self.values[..self.rows * self.width]
     }
 
-    /// The rows as f32, to be written; [`Activations::quantize`] follows.
-    pub fn values_mut(&mut self) -> &mut [f32] {
-        &mut self.values[..self.rows * self.width]
-    }
-
-    /// Makes the int8 rows from the f32 ones.
-    pub fn quantize(&mut self, machine: &Machine) {
-        self.fill(machine, |_, _| {});
+    /// For threads that write each their own columns.
+    pub fn writer(&mut self) -> ActivationsWriter<'_> {
+        let (rows, width) = (self.rows, self.width);
+        let quantized = width.is_multiple_of(GROUP_SIZE).then(|| self.quantized.writer());
+        ActivationsWriter { values: OutRows::new(&mut self.values[..rows * width], width), quantized }
     }
 
     /// Writes the RMS norm of each row of `x` `[rows, width]`.
@@ -123,22 +108,15 @@ impl Activations {
     /// Lets `write` work on each f32 row, then quantizes it.
     pub fn fill(&mut self, machine: &Machine, write: impl Fn(usize, &mut [f32]) + Sync) {
         let (rows, width) = (self.rows, self.width);
-        let values = OutRows::new(&mut self.values[..rows * width], width);
-        let quantized = width.is_multiple_of(GROUP_SIZE).then(|| self.quantized.writer());
+        let writer = self.writer();
         machine.each_row(rows, |row| {
             // SAFETY: each row is one task's.
-            unsafe {
-                let out = values.row(row, 0..width);
-                write(row, out);
-                if let Some(quantized) = &quantized {
-                    quantized.quantize_row(machine.isa, row, out);
-                }
-            }
+            unsafe { writer.fill(machine.isa, row, 0..width, |out| write(row, out)) };
         });
     }
 
     /// The indices of rows `range`, as [`Activations::multiply`] takes them.
-    pub fn indices(&self, range: std::ops::Range<usize>) -> &[u32] {
+    pub fn indices(&self, range: Range<usize>) -> &[u32] {
         &self.indices[range]
     }
 
@@ -151,7 +129,7 @@ impl Activations {
         &self,
         machine: &Machine,
         matrix: MatrixView<'_>,
-        rows: std::ops::Range<usize>,
+        rows: Range<usize>,
         tokens: &[u32],
         out: OutRows<'_>,
         next: Next,
@@ -167,11 +145,32 @@ impl Activations {
     }
 }
 
-/// `x *= silu(gate)`.
-pub fn silu_gate(isa: Isa, gate: &[f32], x: &mut [f32]) {
-    f32_ops::sigmoid_gate(isa, gate, x);
-    for (x, gate) in x.iter_mut().zip(gate) {
-        *x *= gate;
+/// Access to all rows of [`Activations`] for several threads.
+#[derive(Clone, Copy)]
+pub struct ActivationsWriter<'a> {
+    values: OutRows<'a>,
+    quantized: Option<RowWriter<'a>>,
+}
+
+impl<'a> ActivationsWriter<'a> {
+    /// The f32 rows. What is written there is quantized by [`ActivationsWriter::fill`].
+    pub fn values(&self) -> OutRows<'a> {
+        self.values
+    }
+
+    /// Lets `write` work on columns `cols` of the f32 row, whole groups of them, then quantizes them.
+    ///
+    /// # Safety
+    /// No other thread touches these columns of this row meanwhile.
+    pub unsafe fn fill(&self, isa: Isa, row: usize, cols: Range<usize>, write: impl FnOnce(&mut [f32])) {
+        // SAFETY: by contract.
+        unsafe {
+            let out = self.values.row(row, cols.clone());
+            write(out);
+            if let Some(quantized) = &self.quantized {
+                quantized.quantize_part(isa, row, cols.start, out);
+            }
+        }
     }
 }
 
@@ -198,30 +197,37 @@ pub struct Projection<'a> {
 pub fn project<const N: usize>(machine: &Machine, x: &Activations, projections: [Projection<'_>; N]) {
     let tokens = x.indices(0..x.rows);
     let jobs = projections.map(|p| (p.matrix, p.precision, OutRows::new(p.out, p.matrix.rows)));
-    let task_rows = machine.task_rows(jobs.iter().map(|(matrix, ..)| matrix.rows).sum());
-    let tasks = jobs.iter().map(|(matrix, ..)| matrix.rows.div_ceil(task_rows)).sum();
-    machine.pool.for_each(tasks, |task| {
-        let mut block = task;
-        for (matrix, precision, out) in jobs {
-            let blocks = matrix.rows.div_ceil(task_rows);
-            if block >= blocks {
-                block -= blocks;
-                continue;
-            }
-            let rows = block * task_rows..matrix.rows.min((block + 1) * task_rows);
-            // SAFETY: each block of rows of each matrix is one task's.
-            unsafe {
-                match precision {
-                    Precision::Int8 => x.multiply(machine, matrix, rows, tokens, out, Next::UNKNOWN),
-                    Precision::F32 => {
-                        for (i, tokens) in tokens.chunks(F32_TOKENS).enumerate() {
-                            let out = out.from_row(i * F32_TOKENS);
-                            matmul_rows_f32(machine.isa, matrix, rows.clone(), x.values(), tokens, out);
-                        }
-                    }
+    let task_rows = |precision| match precision {
+        Precision::Int8 => TASK_ROWS,
+        Precision::F32 => F32_TASK_ROWS,
+    };
+    let tasks_of = |job: usize| jobs[job].0.rows.div_ceil(task_rows(jobs[job].1));
+    // Which projection a task belongs to, and which of its rows the task multiplies.
+    let locate = |mut task: usize| {
+        let mut job = 0;
+        while task >= tasks_of(job) {
+            task -= tasks_of(job);
+            job += 1;
+        }
+        let (matrix, precision, _) = jobs[job];
+        let rows = task_rows(precision);
+        (jobs[job], task * rows..matrix.rows.min((task + 1) * rows))
+    };
+    let tasks = (0..N).map(tasks_of).sum();
+    machine.pool.for_each_in_runs(tasks, |task, next| {
+        let ((matrix, precision, out), rows) = locate(task);
+        // SAFETY: each block of rows of each matrix is one task's.
+        unsafe {
+            match precision {
+                Precision::Int8 => {
+                    let next = next.map_or(Next::UNKNOWN, |next| {
+                        let ((matrix, ..), rows) = locate(next);
+                        Next::rows(&matrix, rows.start)
+                    });
+                    x.multiply(machine, matrix, rows, tokens, out, next);
                 }
+                Precision::F32 => matmul_rows_f32(machine.isa, matrix, rows, x.values(), tokens, out),
             }
-            return;
         }
     });
 }
@@ -237,17 +243,15 @@ pub fn project_onto(
     let tokens = x.indices(0..x.rows);
     let product = OutRows::new(product, matrix.rows);
     let residual = OutRows::new(residual, matrix.rows);
-    let task_rows = machine.task_rows(matrix.rows);
-    machine.pool.for_each(matrix.rows.div_ceil(task_rows), |task| {
-        let rows = task * task_rows..matrix.rows.min((task + 1) * task_rows);
+    machine.pool.for_each_in_runs(matrix.rows.div_ceil(TASK_ROWS), |task, next| {
+        let rows = task * TASK_ROWS..matrix.rows.min((task + 1) * TASK_ROWS);
+        let next = next.map_or(Next::UNKNOWN, |next| Next::rows(&matrix, next * TASK_ROWS));
         // SAFETY: each block of columns of both outputs is one task's.
         unsafe {
-            x.multiply(machine, matrix, rows.clone(), tokens, product, Next::UNKNOWN);
+            x.multiply(machine, matrix, rows.clone(), tokens, product, next);
             for row in 0..tokens.len() {
-                let sum = residual.row(row, rows.clone());
-                for (sum, value) in sum.iter_mut().zip(product.row(row, rows.clone())) {
-                    *sum += *value;
-                }
+                let (product, sum) = (product.row(row, rows.clone()), residual.row(row, rows.clone()));
+                f32_ops::axpy(machine.isa, 1.0, product, sum);
             }
         }
     });

@@ -74,18 +74,8 @@ impl FastPass {
                     let projections = delta_in::Projections { qkv, z, b, a };
                     delta_in::fast(machine, mixer, &layer.input_norm, eps, x, &mut w.normed, projections);
                     let inputs = delta_core::Inputs { qkv: &w.qkv, z: &w.z, b: &w.b, a: &w.a };
-                    let recalled = &mut w.recalled[..rows * delta.value_width()];
                     let weights = delta_core::FastWeights { weights: mixer, taps: &taps[index], eps };
-                    delta_core::fast(
-                        machine,
-                        delta,
-                        weights,
-                        inputs,
-                        index,
-                        segments,
-                        recalled,
-                        &mut w.delta,
-                    );
+                    delta_core::fast(machine, delta, weights, inputs, index, segments, &mut w.delta);
                     delta_out::fast(machine, mixer, &w.delta, product, x);
                 }
                 Mixer::Attention(mixer) => {

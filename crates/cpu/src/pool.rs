@@ -4,13 +4,17 @@
 //! forks; when nothing comes for a while they park and cost nothing. The caller is worker 0. Where more
 //! threads are asked for than the machine has cores, nobody spins, because the spinning thread would hold the
 //! core that the working one needs.
+//!
+//! Tasks are shared out in runs: each worker begins with its own stretch of consecutive tasks, which is a stretch
+//! of consecutive memory where tasks are rows of a matrix, and whoever is done takes tasks from the far end of
+//! the longest stretch that is left. So reads stay in order, and no worker waits for another by more than one task.
 
 use std::any::Any;
 use std::cell::{Cell, UnsafeCell};
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle, Thread};
 
 /// Polls of the fork counter before a worker parks: 50 to 100 microseconds, longer than the host needs
@@ -18,6 +22,49 @@ use std::thread::{self, JoinHandle, Thread};
 const SPINS: u32 = 4096;
 
 type Job<'a> = dyn Fn(usize, usize) + Sync + 'a;
+
+/// The tasks of a fork that are left to one worker, `first..end` as two halves of a word; on a cache line of its
+/// own, since its worker changes it before every task.
+#[repr(align(64))]
+struct Run(AtomicU64);
+
+impl Run {
+    fn set(&self, tasks: Range<usize>) {
+        self.0.store(pack(tasks.start as u32, tasks.end as u32), Ordering::Relaxed);
+    }
+
+    fn left(&self) -> u32 {
+        let (first, end) = unpack(self.0.load(Ordering::Relaxed));
+        end - first
+    }
+
+    /// The first task, and the one that the same worker will find behind it if no one takes that.
+    fn take_first(&self) -> Option<(usize, Option<usize>)> {
+        let taken = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |run| {
+            let (first, end) = unpack(run);
+            (first < end).then(|| pack(first + 1, end))
+        });
+        let (first, end) = unpack(taken.ok()?);
+        Some((first as usize, (first + 1 < end).then_some(first as usize + 1)))
+    }
+
+    /// The last task.
+    fn take_last(&self) -> Option<usize> {
+        let taken = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |run| {
+            let (first, end) = unpack(run);
+            (first < end).then(|| pack(first, end - 1))
+        });
+        Some(unpack(taken.ok()?).1 as usize - 1)
+    }
+}
+
+fn pack(first: u32, end: u32) -> u64 {
+    u64::from(first) << 32 | u64::from(end)
+}
+
+fn unpack(run: u64) -> (u32, u32) {
+    ((run >> 32) as u32, run as u32)
+}
 
 /// What the caller and the workers share.
 struct Shared {
@@ -29,6 +76,8 @@ struct Shared {
     job: UnsafeCell<Option<&'static Job<'static>>>,
     /// Who to wake when `pending` reaches zero.
     caller: UnsafeCell<Option<Thread>>,
+    /// What each worker has to do of the present fork, where that is a list of tasks.
+    runs: Vec<Run>,
     /// Set by a worker just before it parks.
     parked: Vec<AtomicBool>,
     /// The first panic of the present fork.
@@ -68,6 +117,7 @@ impl ThreadPool {
             pending: AtomicUsize::new(0),
             job: UnsafeCell::new(None),
             caller: UnsafeCell::new(None),
+            runs: (0..wanted).map(|_| Run(AtomicU64::new(0))).collect(),
             parked: (1..wanted).map(|_| AtomicBool::new(false)).collect(),
             panic: Mutex::new(None),
             stop: AtomicBool::new(false),
@@ -106,9 +156,14 @@ impl ThreadPool {
         if self.shared.workers == 1 || INSIDE.get() {
             return job(0, 1);
         }
-        let shared = &*self.shared;
         let turn = self.entry.lock().unwrap_or_else(PoisonError::into_inner);
-        let erased: &Job<'_> = &job;
+        self.fork(turn, &job);
+    }
+
+    /// The fork itself, for the holder of `entry`.
+    fn fork(&self, turn: MutexGuard<'_, ()>, job: &Job<'_>) {
+        let shared = &*self.shared;
+        let erased: &Job<'_> = job;
         // SAFETY: the lifetime is erased, but no worker touches the closure after its decrement of `pending`,
         // and this function does not return (or unwind) before `pending` is 0.
         let erased: &'static Job<'static> =
@@ -149,17 +204,35 @@ impl ThreadPool {
         }
     }
 
-    /// Runs `task(index)` for every `index < count`, each once, on whichever worker is free: for tasks of
-    /// unequal length. Use [`partition`] inside [`ThreadPool::run`] where all are alike.
+    /// Runs `task(index)` for every `index < count`, each once: see [`ThreadPool::for_each_in_runs`].
     pub fn for_each<F: Fn(usize) + Sync>(&self, count: usize, task: F) {
-        let next = AtomicUsize::new(0);
-        self.run(|_, _| {
-            loop {
-                let index = next.fetch_add(1, Ordering::Relaxed);
-                if index >= count {
-                    break;
+        self.for_each_in_runs(count, |index, _| task(index));
+    }
+
+    /// Runs `task(index, next)` for every `index < count`, each once. `next` is the task that this thread most
+    /// likely runs afterwards, so that `task` can ask the memory for what that one begins with.
+    ///
+    /// Each worker walks a stretch of its own; one that is done helps the worker with most tasks left, from
+    /// the end of that one's stretch. Panics where `count` does not fit a u32.
+    pub fn for_each_in_runs<F: Fn(usize, Option<usize>) + Sync>(&self, count: usize, task: F) {
+        assert!(u32::try_from(count).is_ok(), "{count} tasks in one fork");
+        let shared = &*self.shared;
+        if shared.workers == 1 || INSIDE.get() {
+            return (0..count).for_each(|index| task(index, (index + 1 < count).then_some(index + 1)));
+        }
+        let turn = self.entry.lock().unwrap_or_else(PoisonError::into_inner);
+        for (worker, run) in shared.runs.iter().enumerate() {
+            run.set(partition(count, 1, worker, shared.workers));
+        }
+        self.fork(turn, &|worker, _| {
+            while let Some((index, next)) = shared.runs[worker].take_first() {
+                task(index, next);
+            }
+            while let Some(run) = shared.runs.iter().max_by_key(|run| run.left()).filter(|run| run.left() > 0)
+            {
+                if let Some(index) = run.take_last() {
+                    task(index, None);
                 }
-                task(index);
             }
         });
     }

@@ -31,8 +31,6 @@ pub struct Workspace {
     pub b: Vec<f32>,
     /// `[rows, value_heads]`.
     pub a: Vec<f32>,
-    /// What the delta rule leaves, `[rows, value_width]`.
-    pub recalled: Vec<f32>,
     /// What `delta_core` leaves, `[rows, value_width]`.
     pub delta: Activations,
     /// `attn_in` to `attn_core`: `[rows, heads * head_dim]`.
@@ -79,7 +77,6 @@ impl Workspace {
             &mut self.z,
             &mut self.b,
             &mut self.a,
-            &mut self.recalled,
             &mut self.q,
             &mut self.query_and_gate,
             &mut self.raw_k,
@@ -130,7 +127,7 @@ impl Workspace {
 }
 
 /// Elements of a row of each plain buffer, in the order in which [`Workspace::reserve`] names them.
-fn widths(geometry: &Geometry) -> [usize; 14] {
+fn widths(geometry: &Geometry) -> [usize; 13] {
     let Geometry { hidden, attention, delta, moe, .. } = geometry;
     let attention_width = attention.heads * attention.head_dim;
     let kv_width = attention.kv_heads * attention.head_dim;
@@ -142,7 +139,6 @@ fn widths(geometry: &Geometry) -> [usize; 14] {
         delta.value_width(),
         delta.value_heads,
         delta.value_heads,
-        delta.value_width(),
         attention_width,
         2 * attention_width,
         kv_width,

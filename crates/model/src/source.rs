@@ -112,6 +112,11 @@ fn open_file(path: &Path) -> Result<Option<Blob>, ModelError> {
     // maps its weights, a file truncated by someone else while it is mapped ends the process with a bus error;
     // checkpoints are written once and replaced by renaming, which leaves a mapping intact.
     let map = unsafe { Mmap::map(&file) }.map_err(|e| io_error(path, e))?;
+    // Weights are read from end to end for every token: with 4 KiB pages the page table itself, 38 MB for the full
+    // model, no longer fits the caches. A hint that takes effect where the file is not in the page cache yet and the
+    // file system keeps large folios; elsewhere it changes nothing, so a refusal is no error.
+    #[cfg(target_os = "linux")]
+    let _ = map.advise(memmap2::Advice::HugePage);
     Ok(Some(Blob::new(Arc::new(map))))
 }
 

@@ -140,14 +140,26 @@ impl RowWriter<'_> {
     /// # Safety
     /// No other thread touches this row meanwhile.
     pub unsafe fn quantize_row(&self, isa: Isa, row: usize, x: &[f32]) {
-        assert!(row < self.rows && x.len() == self.cols, "row {row} of {} does not fit", self.rows);
-        let groups = self.cols / GROUP_SIZE;
-        // SAFETY: the row is inside the vectors by the check above, and this thread's alone by contract.
+        assert_eq!(x.len(), self.cols, "a row of another width");
+        // SAFETY: by contract.
+        unsafe { self.quantize_part(isa, row, 0, x) };
+    }
+
+    /// Quantizes `x` into row `row` from column `first` on. Panics where that is outside or not whole groups.
+    ///
+    /// # Safety
+    /// No other thread touches these columns meanwhile.
+    pub unsafe fn quantize_part(&self, isa: Isa, row: usize, first: usize, x: &[f32]) {
+        assert!(row < self.rows && first + x.len() <= self.cols, "row {row} of {} does not fit", self.rows);
+        assert!(first.is_multiple_of(GROUP_SIZE) && x.len().is_multiple_of(GROUP_SIZE), "a part of a group");
+        let group = (row * self.cols + first) / GROUP_SIZE;
+        let groups = x.len() / GROUP_SIZE;
+        // SAFETY: the part is inside the vectors by the checks above, and this thread's alone by contract.
         let (q, scales, sums) = unsafe {
             (
-                std::slice::from_raw_parts_mut(self.q.add(row * self.cols), self.cols),
-                std::slice::from_raw_parts_mut(self.scales.add(row * groups), groups),
-                std::slice::from_raw_parts_mut(self.sums.add(row * groups), groups),
+                std::slice::from_raw_parts_mut(self.q.add(row * self.cols + first), x.len()),
+                std::slice::from_raw_parts_mut(self.scales.add(group), groups),
+                std::slice::from_raw_parts_mut(self.sums.add(group), groups),
             )
         };
         run(isa, QuantizeRow { x, q, scales, sums });

@@ -64,6 +64,17 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
+    unsafe fn load_u4(from: *const u8) -> __m512 {
+        // SAFETY: eight bytes are readable.
+        unsafe {
+            let both = _mm_loadl_epi64(from.cast());
+            let low = _mm_set1_epi8(15);
+            let (even, odd) = (_mm_and_si128(both, low), _mm_and_si128(_mm_srli_epi16::<4>(both), low));
+            _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_unpacklo_epi8(even, odd)))
+        }
+    }
+
+    #[inline(always)]
     unsafe fn load_bf16(from: *const bf16) -> __m512 {
         // SAFETY: sixteen elements are readable.
         unsafe {

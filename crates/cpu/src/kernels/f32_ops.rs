@@ -54,6 +54,12 @@ pub fn sigmoid_gate(isa: Isa, gate: &[f32], x: &mut [f32]) {
     run(isa, SigmoidGate { gate, x });
 }
 
+/// `x[i] = x[i] * sigmoid(gate[i]) * gate[i]`: SwiGLU.
+pub fn silu_gate(isa: Isa, gate: &[f32], x: &mut [f32]) {
+    assert_eq!(gate.len(), x.len());
+    run(isa, SiluGate { gate, x });
+}
+
 /// `x[i] = exp(x[i])`; see [`Simd::exp`] for its error and its ends.
 pub fn exp(isa: Isa, x: &mut [f32]) {
     run(isa, Exp { x });
@@ -249,6 +255,25 @@ impl Kernel for SiluMul<'_> {
         for_vectors!(S, gate.len(), |at, load, store| {
             let v = S::mul(silu::<S>(load!(gate)), load!(up));
             store!(gate, v);
+        });
+    }
+}
+
+struct SiluGate<'a> {
+    gate: &'a [f32],
+    x: &'a mut [f32],
+}
+
+impl Kernel for SiluGate<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn compute<S: Simd>(self) {
+        let SiluGate { gate, x } = self;
+        for_vectors!(S, x.len(), |at, load, store| {
+            let gate = load!(gate);
+            let v = S::mul(S::mul(load!(x), sigmoid::<S>(gate)), gate);
+            store!(x, v);
         });
     }
 }

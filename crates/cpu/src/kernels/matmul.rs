@@ -38,7 +38,7 @@ use lily_model::weights::{Format, GROUP_SIZE, MatrixView};
 
 use super::OutRows;
 use super::activations::QuantizedRows;
-use super::simd::{Kernel, LANES, Simd, run};
+use super::simd::{Kernel, LANES, Simd, prefetch, run};
 use super::tile::{
     Activation, Ahead, GROUP_BYTES, MAX_TOKENS, PANEL_ROWS, PANELS, SCALE_GROUPS, Source, TILE_GROUPS,
     TILE_ROWS,
@@ -341,7 +341,8 @@ impl Int8<'_> {
                         sums: x.sums(row)[start..].as_ptr(),
                         acc: acc.as_mut_ptr(),
                     };
-                    let next = first * row_bytes + PANEL_ROWS * byte + AHEAD_BYTES;
+                    let next =
+                        first * row_bytes + PANEL_ROWS * byte + AHEAD_BYTES.max(PANEL_ROWS * row_bytes);
                     let next = w.data.as_ptr().wrapping_add(next);
                     let ahead = Ahead { next, end, then: after.data, turn: i, turns: tokens.len() };
                     // SAFETY: as above; `acc` has a panel's sums.
@@ -419,10 +420,13 @@ impl Tile {
     }
 }
 
-/// Weight rows that the f32 form expands and multiplies together.
+/// Weight rows whose sums the f32 form keeps in registers together.
 const F32_ROWS: usize = 4;
 /// Tokens that the f32 form takes together.
 const F32_TOKENS: usize = 4;
+/// Weight rows that the f32 form expands at a time for many tokens: 256 KiB at a width of 2048, which stay in the
+/// L2 cache while every token meets them.
+const F32_EXPANDED: usize = 32;
 
 struct F32<'a> {
     w: MatrixView<'a>,
@@ -442,36 +446,92 @@ impl Kernel for F32<'_> {
 
     #[inline(always)]
     unsafe fn compute<S: Simd>(self) {
+        if self.tokens.len() == 1 && self.w.format.is_affine() {
+            // SAFETY: by contract.
+            return unsafe { self.compute_one::<S>() };
+        }
         let F32 { w, rows, x, tokens, out } = self;
         let mut expanded = EXPANDED.take();
-        expanded.resize(expanded.len().max(F32_ROWS * w.cols), 0.0);
-        for first in rows.clone().step_by(F32_ROWS) {
-            let here = F32_ROWS.min(rows.end - first);
-            for (i, to) in expanded.chunks_exact_mut(w.cols).take(F32_ROWS).enumerate() {
-                // Missing rows repeat the last one, and no one reads their sums.
+        expanded.resize(expanded.len().max(F32_EXPANDED * w.cols), 0.0);
+        for start in rows.clone().step_by(F32_EXPANDED) {
+            let end = rows.end.min(start + F32_EXPANDED);
+            // Whole blocks of rows; those that do not exist repeat the last one, and no one reads their sums.
+            let blocks = (end - start).div_ceil(F32_ROWS);
+            for (i, to) in expanded.chunks_exact_mut(w.cols).take(blocks * F32_ROWS).enumerate() {
                 // SAFETY: the row exists, and `to` has its length.
-                unsafe { expand_row::<S>(&w, first + i.min(here - 1), to) };
+                unsafe { expand_row::<S>(&w, (start + i).min(end - 1), to) };
             }
             for (batch, batch_tokens) in tokens.chunks(F32_TOKENS).enumerate() {
                 let token = |i: usize| batch_tokens[i.min(batch_tokens.len() - 1)] as usize;
                 let from: [*const f32; F32_TOKENS] =
                     std::array::from_fn(|i| x[token(i) * w.cols..][..w.cols].as_ptr());
-                let mut sums = [0.0; LANES];
-                // SAFETY: all rows have `cols` elements.
-                unsafe {
-                    match batch_tokens.len() {
-                        1 => dots::<S, 1>(expanded.as_ptr(), &from, w.cols, &mut sums),
-                        _ => dots::<S, F32_TOKENS>(expanded.as_ptr(), &from, w.cols, &mut sums),
+                for block in 0..blocks {
+                    let first = start + block * F32_ROWS;
+                    let here = F32_ROWS.min(end - first);
+                    let mut sums = [0.0; LANES];
+                    // SAFETY: all rows have `cols` elements.
+                    unsafe {
+                        let rows = expanded.as_ptr().add(block * F32_ROWS * w.cols);
+                        match batch_tokens.len() {
+                            1 => dots::<S, 1>(rows, &from, w.cols, &mut sums),
+                            _ => dots::<S, F32_TOKENS>(rows, &from, w.cols, &mut sums),
+                        }
+                    };
+                    for i in 0..batch_tokens.len() {
+                        // SAFETY: these elements are this call's alone by contract.
+                        let to = unsafe { out.row(batch * F32_TOKENS + i, first..first + here) };
+                        to.copy_from_slice(&sums[i * F32_ROWS..i * F32_ROWS + here]);
                     }
-                };
-                for i in 0..batch_tokens.len() {
-                    // SAFETY: these elements are this call's alone by contract.
-                    let to = unsafe { out.row(batch * F32_TOKENS + i, first..first + here) };
-                    to.copy_from_slice(&sums[i * F32_ROWS..i * F32_ROWS + here]);
                 }
             }
         }
         EXPANDED.set(expanded);
+    }
+}
+
+impl F32<'_> {
+    /// One token and an affine matrix: weights are expanded in registers.
+    ///
+    /// # Safety
+    /// The machine has the instruction set of `S`.
+    #[inline(always)]
+    unsafe fn compute_one<S: Simd>(self) {
+        let F32 { w, rows, x, tokens, out } = self;
+        let groups = w.cols / GROUP_SIZE;
+        let row_bytes = w.format.row_bytes(w.cols);
+        let wide = w.format == Format::Affine8;
+        let x = &x[tokens[0] as usize * w.cols..][..w.cols];
+        for first in rows.clone().step_by(F32_ROWS) {
+            let here = F32_ROWS.min(rows.end - first);
+            // SAFETY: rows, groups and vectors lie inside the matrix and the token, by the checks of the caller.
+            unsafe {
+                let mut acc = [S::splat(0.0); LANES];
+                for group in 0..groups {
+                    for r in 0..F32_ROWS {
+                        // Missing rows repeat the last one, and no one reads their sums.
+                        let row = first + r.min(here - 1);
+                        let at = (row * groups + group) * 2;
+                        let scale = S::splat(bf16::from_le_bytes([w.scales[at], w.scales[at + 1]]).to_f32());
+                        let bias = S::splat(bf16::from_le_bytes([w.biases[at], w.biases[at + 1]]).to_f32());
+                        let from = w.data.as_ptr().add(row * row_bytes);
+                        // The same place of the rows that come after these.
+                        prefetch(
+                            from.wrapping_add(F32_ROWS * row_bytes + w.format.row_bytes(group * GROUP_SIZE)),
+                        );
+                        for at in (group * GROUP_SIZE..(group + 1) * GROUP_SIZE).step_by(LANES) {
+                            let q =
+                                if wide { S::load_u8(from.add(at)) } else { S::load_u4(from.add(at / 2)) };
+                            let v = S::fma(scale, q, bias);
+                            acc[r] = S::fma(v, S::load(x.as_ptr().add(at)), acc[r]);
+                        }
+                    }
+                }
+                let mut sums = [0.0; LANES];
+                S::store(sums.as_mut_ptr(), S::sum_each(&acc));
+                // These elements are this call's alone by contract.
+                out.row(0, first..first + here).copy_from_slice(&sums[..here]);
+            }
+        }
     }
 }
 

@@ -67,6 +67,19 @@ pub trait Simd: TileOps {
         lanes[0]
     }
 
+    /// Sixteen 4-bit numbers from eight bytes, low nibbles first.
+    #[inline(always)]
+    unsafe fn load_u4(from: *const u8) -> Self::F {
+        let mut apart = [0u8; LANES];
+        for (i, pair) in apart.as_chunks_mut::<2>().0.iter_mut().enumerate() {
+            // SAFETY: eight bytes are readable by contract.
+            let both = unsafe { *from.add(i) };
+            *pair = [both & 15, both >> 4];
+        }
+        // SAFETY: `apart` has sixteen elements.
+        unsafe { Self::load_u8(apart.as_ptr()) }
+    }
+
     /// Lane i is [`Simd::sum`] of vector i.
     #[inline(always)]
     unsafe fn sum_each(v: &[Self::F; LANES]) -> Self::F {
@@ -129,6 +142,23 @@ pub trait Simd: TileOps {
             Self::keep_from(x, EXP_LOWEST, Self::mul(p, Self::exp2_int(n)))
         }
     }
+}
+
+/// Asks the cache for the line of `place`: a hint, which reads nothing and is right for any address.
+#[inline(always)]
+pub fn prefetch(place: *const u8) {
+    // SAFETY: the instruction is part of every x86-64 and never faults.
+    #[cfg(target_arch = "x86_64")]
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(place.cast());
+    }
+    // SAFETY: the instruction is part of every aarch64 and never faults.
+    #[cfg(target_arch = "aarch64")]
+    unsafe {
+        std::arch::asm!("prfm pldl1keep, [{place}]", place = in(reg) place, options(nostack, preserves_flags, readonly));
+    }
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    let _ = place;
 }
 
 /// Below this the result of `exp` would be subnormal and is 0.

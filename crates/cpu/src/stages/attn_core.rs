@@ -121,7 +121,7 @@ pub fn fast(
     let width = geometry.heads * geometry.head_dim;
     let caches: Vec<Cache<'_>> =
         segments.iter().map(|segment| Cache::new(geometry, layer, segment)).collect();
-    let rows = OutRows::new(out.values_mut(), width);
+    let rows = out.writer().values();
     if caches.iter().all(|cache| cache.rows.len() == 1) {
         decode(machine, geometry, &caches, queries.q, spans, rows);
     } else {

@@ -8,7 +8,7 @@
 use lily_model::geometry::DeltaGeometry;
 use lily_model::weights::DeltaWeights;
 
-use crate::fast::{Activations, Machine, silu_gate};
+use crate::fast::{Activations, ActivationsWriter, Machine};
 use crate::isa::Isa;
 use crate::kernels::OutRows;
 use crate::kernels::delta::{DeltaTokens, Strided, delta_rule};
@@ -172,8 +172,7 @@ struct Work<'a> {
 /// Fast form for all sequences of a pass: one task per sequence and key head convolves, normalises and runs the
 /// recurrence for the value heads that read it.
 ///
-/// Advances the states of layer `layer` in `segments`; `recalled` `[rows, value_width]` is scratch, `out`
-/// `[rows, value_width]` the result.
+/// Advances the states of layer `layer` in `segments`; `out` `[rows, value_width]` is the result.
 #[allow(clippy::too_many_arguments, reason = "one argument per tensor of the stage")]
 pub fn fast(
     machine: &Machine,
@@ -182,10 +181,8 @@ pub fn fast(
     inputs: Inputs<'_>,
     layer: usize,
     segments: &mut [Segment<'_>],
-    recalled: &mut [f32],
     out: &mut Activations,
 ) {
-    let width = geometry.value_width();
     let per_key_head = geometry.state_elements() / geometry.key_heads;
     let work: Vec<Work<'_>> = segments
         .iter_mut()
@@ -195,29 +192,17 @@ pub fn fast(
             Work { rows: rows.clone(), states, tail: &state.tail }
         })
         .collect();
-    let recalled_rows = OutRows::new(&mut *recalled, width);
+    let out = out.writer();
     machine.pool.for_each(work.len() * geometry.key_heads, |task| {
         let work = &work[task / geometry.key_heads];
         // SAFETY: each sequence's key head, its states and its columns of the result are one task's.
-        unsafe {
-            advance(machine.isa, geometry, weights, inputs, work, task % geometry.key_heads, recalled_rows)
-        };
+        unsafe { advance(machine.isa, geometry, weights, inputs, work, task % geometry.key_heads, &out) };
     });
     for Segment { sequence, rows } in segments {
         let channels = geometry.conv_channels();
         let tail = &mut sequence.layers[layer].delta_mut().tail;
         move_tail(tail, &inputs.qkv[rows.start * channels..rows.end * channels]);
     }
-    let recalled = &*recalled;
-    out.fill(machine, |row, out| {
-        let heads = out.chunks_exact_mut(geometry.value_dim).enumerate();
-        for (head, out) in heads {
-            let range =
-                row * width + head * geometry.value_dim..row * width + (head + 1) * geometry.value_dim;
-            f32_ops::rms_norm(machine.isa, &recalled[range.clone()], &weights.weights.norm, weights.eps, out);
-            silu_gate(machine.isa, &inputs.z[range], out);
-        }
-    });
 }
 
 /// `tail` becomes the last rows of itself followed by `inputs`.
@@ -231,17 +216,17 @@ fn move_tail(tail: &mut [f32], inputs: &[f32]) {
     }
 }
 
-/// The buffers of one task: q, k, v, decays and write strengths of [`TOKEN_BLOCK`] tokens.
-type Scratch = [Vec<f32>; 5];
+/// The buffers of one task: q, k, v, decays, write strengths and results of [`TOKEN_BLOCK`] tokens.
+type Scratch = [Vec<f32>; 6];
 
 thread_local! {
-    static SCRATCH: std::cell::RefCell<Scratch> = const { std::cell::RefCell::new([const { Vec::new() }; 5]) };
+    static SCRATCH: std::cell::RefCell<Scratch> = const { std::cell::RefCell::new([const { Vec::new() }; 6]) };
 }
 
 /// One key head of one sequence, all its tokens.
 ///
 /// # Safety
-/// This call alone touches the states of `key_head` and the columns of its value heads in `recalled`.
+/// This call alone touches the states of `key_head` and the columns of its value heads in `out`.
 unsafe fn advance(
     isa: Isa,
     geometry: &DeltaGeometry,
@@ -249,7 +234,7 @@ unsafe fn advance(
     inputs: Inputs<'_>,
     work: &Work<'_>,
     key_head: usize,
-    recalled: OutRows<'_>,
+    out: &ActivationsWriter<'_>,
 ) {
     let (key_dim, value_dim) = (geometry.key_dim, geometry.value_dim);
     let ratio = geometry.value_heads / geometry.key_heads;
@@ -257,17 +242,18 @@ unsafe fn advance(
     let key_width = geometry.key_heads * key_dim;
     let heads = geometry.value_heads;
     let mut scratch = SCRATCH.take();
-    let [queries, keys, values, decays, strengths] = &mut scratch;
+    let [queries, keys, values, decays, strengths, recalled] = &mut scratch;
     for (buffer, width) in [
         (&mut *queries, key_dim),
         (keys, key_dim),
         (values, ratio * value_dim),
         (decays, ratio),
         (strengths, ratio),
+        (recalled, ratio * value_dim),
     ] {
         buffer.resize(TOKEN_BLOCK * width, 0.0);
     }
-    let [queries, keys, values, decays, strengths] = &mut scratch;
+    let [queries, keys, values, decays, strengths, recalled] = &mut scratch;
     let conv = Convolution { geometry, taps: weights.taps, inputs: inputs.qkv, work };
     for start in (0..work.rows.len()).step_by(TOKEN_BLOCK) {
         let tokens = TOKEN_BLOCK.min(work.rows.len() - start);
@@ -302,9 +288,23 @@ unsafe fn advance(
                 decays: Strided { data: &decays[i..], stride: ratio },
                 write_strengths: Strided { data: &strengths[i..], stride: ratio },
             };
-            let out = recalled.from_row(work.rows.start + start);
+            let out = OutRows::new(recalled, ratio * value_dim);
+            // SAFETY: the scratch is this thread's.
+            unsafe { delta_rule(isa, key_dim, state, &tokens, out, i * value_dim) };
+        }
+        let first_col = first_value_head * value_dim;
+        for (t, recalled) in recalled.chunks_exact(ratio * value_dim).take(tokens).enumerate() {
+            let row = work.rows.start + start + t;
+            let gates = &inputs.z[row * geometry.value_width() + first_col..][..ratio * value_dim];
+            let write = |out: &mut [f32]| {
+                let heads = recalled.chunks_exact(value_dim).zip(gates.chunks_exact(value_dim));
+                for (out, (recalled, gate)) in out.chunks_exact_mut(value_dim).zip(heads) {
+                    f32_ops::rms_norm(isa, recalled, &weights.weights.norm, weights.eps, out);
+                    f32_ops::silu_gate(isa, gate, out);
+                }
+            };
             // SAFETY: by contract.
-            unsafe { delta_rule(isa, key_dim, state, &tokens, out, (first_value_head + i) * value_dim) };
+            unsafe { out.fill(isa, row, first_col..first_col + ratio * value_dim, write) };
         }
     }
     SCRATCH.set(scratch);

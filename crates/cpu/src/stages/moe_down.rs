@@ -3,8 +3,9 @@
 use lily_model::geometry::MoeGeometry;
 use lily_model::weights::MoeWeights;
 
-use crate::fast::{Activations, Machine};
+use crate::fast::{Activations, EXPERT_TASK_ROWS, Machine};
 use crate::kernels::OutRows;
+use crate::kernels::f32_ops;
 use crate::kernels::matmul::Next;
 use crate::plain::linear;
 use crate::stages::moe_route::{Choice, Routing};
@@ -76,15 +77,17 @@ pub fn fast(
     let products = OutRows::with_stride(products, hidden, hidden + PADDING);
     let x = OutRows::new(x, hidden);
     let tokens = routing.shared.len();
-    let task_rows = machine.even_task_rows(hidden);
-    machine.pool.for_each(hidden.div_ceil(task_rows), |task| {
-        let rows = task * task_rows..hidden.min((task + 1) * task_rows);
+    let block = |task: usize| task * EXPERT_TASK_ROWS..hidden.min((task + 1) * EXPERT_TASK_ROWS);
+    let first = match routing.active.first() {
+        Some(&expert) => weights.down_proj.at(expert as usize),
+        None => weights.shared_down_proj.view(),
+    };
+    machine.pool.for_each_in_runs(hidden.div_ceil(EXPERT_TASK_ROWS), |task, next| {
+        let rows = block(task);
         // SAFETY: these columns of both outputs are this task's.
         let add = |products: OutRows<'_>, i: usize, factor: f32, token: usize| unsafe {
-            let sum = x.row(token, rows.clone());
-            for (sum, value) in sum.iter_mut().zip(products.row(i, rows.clone())) {
-                *sum += factor * *value;
-            }
+            let (product, sum) = (products.row(i, rows.clone()), x.row(token, rows.clone()));
+            f32_ops::axpy(machine.isa, factor, product, sum);
         };
         for (index, &expert) in routing.active.iter().enumerate() {
             let matrix = weights.down_proj.at(expert as usize);
@@ -107,12 +110,13 @@ pub fn fast(
             }
         }
         let matrix = weights.shared_down_proj.view();
+        let next = next.map_or(Next::UNKNOWN, |next| Next::rows(&first, block(next).start));
         for start in (0..tokens).step_by(TOKEN_BLOCK) {
             let block = start..tokens.min(start + TOKEN_BLOCK);
             // SAFETY: as above.
             unsafe {
                 let tokens = shared.indices(block.clone());
-                shared.multiply(machine, matrix, rows.clone(), tokens, products, Next::UNKNOWN);
+                shared.multiply(machine, matrix, rows.clone(), tokens, products, next);
             }
             for (i, token) in block.enumerate() {
                 add(products, i, routing.shared[token], token);

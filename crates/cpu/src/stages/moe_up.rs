@@ -3,8 +3,9 @@
 use lily_model::geometry::MoeGeometry;
 use lily_model::weights::{MatrixView, MoeWeights};
 
-use crate::fast::{Activations, Machine, silu_gate};
+use crate::fast::{Activations, ActivationsWriter, EXPERT_TASK_ROWS, Machine};
 use crate::kernels::OutRows;
+use crate::kernels::f32_ops;
 use crate::kernels::matmul::Next;
 use crate::plain::{linear, silu};
 use crate::stages::moe_route::{Choice, Routing};
@@ -74,56 +75,69 @@ pub fn fast(
     let (gates, shared_gates) = gates.split_at_mut(slots * width);
     let gates = OutRows::new(gates, width);
     let shared_gates = OutRows::new(&mut shared_gates[..tokens * shared_width], shared_width);
-    let out = OutRows::new(routed.values_mut(), width);
-    let shared_out = OutRows::new(shared.values_mut(), shared_width);
-    let task_rows = machine.task_rows(routing.active.len() * width + shared_width);
-    let per_expert = width.div_ceil(task_rows);
+    let out = routed.writer();
+    let shared_out = shared.writer();
+    let per_expert = width.div_ceil(EXPERT_TASK_ROWS);
     let routed_tasks = routing.active.len() * per_expert;
-    let block = |index: usize, rows: usize| index * task_rows..rows.min((index + 1) * task_rows);
-    machine.pool.for_each(routed_tasks + shared_width.div_ceil(task_rows), |task| {
+    let block =
+        |index: usize, rows: usize| index * EXPERT_TASK_ROWS..rows.min((index + 1) * EXPERT_TASK_ROWS);
+    // The gate and up projections of a task, and which of their rows it multiplies.
+    let locate = |task: usize| {
         if task < routed_tasks {
-            let index = task / per_expert;
-            let expert = routing.active[index] as usize;
-            let slots = routing.slots(index);
+            let expert = routing.active[task / per_expert] as usize;
             let matrices = [weights.gate_proj.at(expert), weights.up_proj.at(expert)];
-            let outs = [gates.from_row(slots.start), out.from_row(slots.start)];
-            // SAFETY: each expert's slots and each block of columns of them are one task's.
-            unsafe {
-                let tokens = &routing.tokens[slots];
-                swiglu(machine, normed, matrices, block(task % per_expert, width), tokens, outs);
-            }
+            (matrices, block(task % per_expert, width))
         } else {
             let matrices = [weights.shared_gate_proj.view(), weights.shared_up_proj.view()];
-            // SAFETY: each block of columns is one task's.
-            unsafe {
-                let (tokens, outs) = (normed.indices(0..tokens), [shared_gates, shared_out]);
-                swiglu(machine, normed, matrices, block(task - routed_tasks, shared_width), tokens, outs);
+            (matrices, block(task - routed_tasks, shared_width))
+        }
+    };
+    machine.pool.for_each_in_runs(routed_tasks + shared_width.div_ceil(EXPERT_TASK_ROWS), |task, next| {
+        let (matrices, rows) = locate(task);
+        let next = next.map_or(Next::UNKNOWN, |next| {
+            let ([gate, _], rows) = locate(next);
+            Next::rows(&gate, rows.start)
+        });
+        // SAFETY: each expert's slots and each block of columns of them are one task's.
+        unsafe {
+            if task < routed_tasks {
+                let slots = routing.slots(task / per_expert);
+                let (first, tokens) = (slots.start, &routing.tokens[slots]);
+                swiglu(machine, normed, matrices, rows, tokens, gates, &out, first, next);
+            } else {
+                let tokens = normed.indices(0..tokens);
+                swiglu(machine, normed, matrices, rows, tokens, shared_gates, &shared_out, 0, next);
             }
         }
     });
-    routed.quantize(machine);
-    shared.quantize(machine);
 }
 
-/// Rows `rows` of gate and up for `tokens`; the joined activations go to the second output.
+/// Rows `rows` of gate and up for `tokens`; the joined activations go to rows `first` and following of `out`.
+/// `gates` is scratch of the same shape; `next` is what this thread multiplies afterwards.
 ///
 /// # Safety
-/// Columns `rows` of the first `tokens.len()` rows of both outputs are this call's alone.
+/// Columns `rows` of those rows are this call's alone, in `gates` and in `out`.
+#[allow(clippy::too_many_arguments, reason = "one argument per tensor")]
 unsafe fn swiglu(
     machine: &Machine,
     x: &Activations,
     [gate_matrix, up_matrix]: [MatrixView<'_>; 2],
     rows: std::ops::Range<usize>,
     tokens: &[u32],
-    [gates, out]: [OutRows<'_>; 2],
+    gates: OutRows<'_>,
+    out: &ActivationsWriter<'_>,
+    first: usize,
+    next: Next,
 ) {
+    let gates = gates.from_row(first);
     // SAFETY: by contract.
     unsafe {
         let up = Next::rows(&up_matrix, rows.start);
         x.multiply(machine, gate_matrix, rows.clone(), tokens, gates, up);
-        x.multiply(machine, up_matrix, rows.clone(), tokens, out, Next::UNKNOWN);
+        x.multiply(machine, up_matrix, rows.clone(), tokens, out.values().from_row(first), next);
         for i in 0..tokens.len() {
-            silu_gate(machine.isa, gates.row(i, rows.clone()), out.row(i, rows.clone()));
+            let gate = gates.row(i, rows.clone());
+            out.fill(machine.isa, first + i, rows.clone(), |x| f32_ops::silu_gate(machine.isa, gate, x));
         }
     }
 }
