@@ -14,6 +14,7 @@
 //! Read first: [`session`], which turns flags into a model that answers; then [`commands`].
 
 pub mod args;
+pub mod budget;
 pub mod commands;
 pub mod conversation;
 pub mod machine;

@@ -38,6 +38,15 @@ fn thinking_stays_out_of_what_another_program_reads() {
 }
 
 #[test]
+fn what_memory_the_model_takes_is_said_where_figures_are_asked_for() {
+    let output = run(&mut lily(&["chat", "--stats", "--ctx-len", "2048", "What is 17 + 25?"]));
+    assert_eq!(text(&output.stdout), "42\n");
+    let stderr = text(&output.stderr);
+    let line = stderr.lines().find(|line| line.contains("of weights mapped")).expect("a line about memory");
+    assert!(line.starts_with("lily: 0.01 GB") && line.contains("of its own for 2048 tokens"), "{line}");
+}
+
+#[test]
 fn a_reader_that_goes_away_is_no_failure() {
     let mut chat = lily(&["chat", "Tell me a story."])
         .stdout(Stdio::piped())

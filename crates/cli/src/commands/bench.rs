@@ -39,11 +39,12 @@ pub fn run(args: &BenchArgs, started: Instant) -> anyhow::Result<()> {
     let progress = progress::spinner("loading the model");
     let opening = Instant::now();
     let checkpoint = session::open(&args.model)?;
-    let plan = Plan::new(args, checkpoint.geometry().max_context)?;
+    // All the context that there is room for: the cache takes only what is used.
+    let budget = session::budget(&args.model, &checkpoint, usize::MAX)?;
+    let plan = Plan::new(args, budget.context)?;
     let backend = session::backend(&args.model, &checkpoint, plan.context)?;
     let load_seconds = opening.elapsed().as_secs_f64();
     let weights = checkpoint.weights()?;
-    let weight_bytes = checkpoint.weight_bytes();
 
     let mut bench = Bench::new(backend, plan, progress);
     let first_prompt_tokens = bench.first_token()?;
@@ -55,7 +56,7 @@ pub fn run(args: &BenchArgs, started: Instant) -> anyhow::Result<()> {
     let prefill = bench.prefill()?;
     let decode = bench.decode()?;
     // Before the limits are measured, which may take memory of their own.
-    let memory = Memory::new(bench.resident(), weight_bytes);
+    let memory = Memory::new(bench.resident(), budget.weights);
     let limits = if args.no_floor { None } else { bench.limits() };
     let mut report = Report {
         lily: env!("CARGO_PKG_VERSION"),

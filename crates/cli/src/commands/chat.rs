@@ -14,7 +14,7 @@ use tokio::runtime::Runtime;
 
 use crate::args::{ChatArgs, SamplingArgs};
 use crate::conversation::{Ask, Outcome, ask};
-use crate::session;
+use crate::session::{self, Session};
 
 /// What stands before a question.
 const PROMPT: &str = "> ";
@@ -36,7 +36,10 @@ pub fn run(args: &ChatArgs) -> anyhow::Result<()> {
         None if std::io::stdin().is_terminal() => None,
         None => Some(read_question()?),
     };
-    let model = session::start(&args.model)?;
+    let Session { model, budget } = session::start(&args.model)?;
+    if args.stats || !budget.is_resident() {
+        eprintln!("lily: {budget}");
+    }
     // One thread is enough to wait for an answer and for Ctrl-C; the engine has its own.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let mut chat = Chat::new(args, model, runtime);

@@ -1,18 +1,25 @@
-//! `lily inspect`: what a checkpoint holds, and what would be refused of it.
+//! `lily inspect`: what a checkpoint holds, what would be refused of it, and what memory it takes here.
 
 use std::io::Write;
 
 use anyhow::bail;
 use lily_model::inspect;
 
-use crate::args::InspectArgs;
+use crate::args::{InspectArgs, ModelArgs};
+use crate::session;
 
 /// Prints the report; an error where Lily refuses the checkpoint.
 pub fn run(args: &InspectArgs) -> anyhow::Result<()> {
     let report = inspect::report(&args.dir)?;
-    write!(std::io::stdout().lock(), "{report}")?;
+    let mut out = std::io::stdout().lock();
+    write!(out, "{report}")?;
     match report.problems.len() {
-        0 => Ok(()),
+        0 => {
+            let model = ModelArgs { model_path: Some(args.dir.clone()), ..ModelArgs::default() };
+            let budget = session::budget(&model, &session::open(&model)?, session::DEFAULT_CONTEXT)?;
+            writeln!(out, "Memory: {budget}.")?;
+            Ok(())
+        }
         1 => bail!("Lily does not run {}, for the reason above", args.dir.display()),
         count => bail!("Lily does not run {}, for the {count} reasons above", args.dir.display()),
     }

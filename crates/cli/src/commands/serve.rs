@@ -9,7 +9,7 @@ use lily_server::app::App;
 use tokio::net::TcpListener;
 
 use crate::args::ServeArgs;
-use crate::session;
+use crate::session::{self, Session};
 
 /// How long connections may take to write what is left once the server has ended.
 const LAST_WORDS: Duration = Duration::from_secs(1);
@@ -35,11 +35,13 @@ async fn serve(args: &ServeArgs) -> anyhow::Result<()> {
     let listener = listen(SocketAddr::new(args.host, args.port)).await?;
     let address = listener.local_addr()?;
     let loaded = args.model.clone();
-    let mut model = tokio::task::spawn_blocking(move || session::start(&loaded)).await??;
+    let Session { mut model, budget } =
+        tokio::task::spawn_blocking(move || session::start(&loaded)).await??;
     if let Some(name) = &args.model_name {
         model.name.clone_from(name);
     }
     eprintln!("lily: {} on {}", model.name, model.engine.description());
+    eprintln!("lily: {budget}");
     eprintln!("lily: serving at http://{address}/v1 (Ctrl-C ends it)");
     let app = App { model, api_key: args.api_key.as_deref().map(Into::into) };
     lily_server::serve::serve(listener, app, stop_signal()?).await?;

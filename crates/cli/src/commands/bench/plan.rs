@@ -29,18 +29,11 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// What `args` ask of a model with room for `most` tokens.
+    /// What `args` ask of a backend with room for `most` tokens.
     ///
     /// # Errors
     /// Where something asked for does not fit the context, or nothing is asked for.
     pub fn new(args: &BenchArgs, most: usize) -> anyhow::Result<Plan> {
-        let most = match args.model.ctx_len {
-            Some(asked) if asked > most => {
-                bail!("--ctx-len {asked} is more than the {most} tokens of the model; ask for less")
-            }
-            Some(asked) => asked,
-            None => most,
-        };
         let generated = args.generated;
         if let Some(&prompt) = args.prompt.iter().flatten().find(|&&prompt| prompt > most) {
             bail!("--prompt {prompt} does not fit the context of {most} tokens; ask for less");
@@ -171,8 +164,6 @@ mod tests {
     fn what_does_not_fit_the_context_is_refused_by_its_flag() {
         assert!(plan("-p 2000", 1000).unwrap_err().starts_with("--prompt 2000"));
         assert!(plan("-d 990", 1000).unwrap_err().starts_with("--depth 990"));
-        assert!(plan("-p 200 --ctx-len 100", 1000).unwrap_err().contains("100 tokens"));
-        assert!(plan("--ctx-len 2000", 1000).unwrap_err().starts_with("--ctx-len"));
     }
 
     #[test]
