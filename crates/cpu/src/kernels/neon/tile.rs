@@ -181,7 +181,7 @@ unsafe fn row_dots(
             let mut sums = [vdupq_n_s32(0); WORDS];
             for (i, sum) in sums.iter_mut().enumerate() {
                 let row = quarter * WORDS + i;
-                if row % LINE_ROWS == 0 {
+                if row.is_multiple_of(LINE_ROWS) {
                     // One for each line read: in a burst they would hold up the reads behind them.
                     prefetch(next.wrapping_add(row / LINE_ROWS * apart));
                 }
