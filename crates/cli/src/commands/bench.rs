@@ -1,12 +1,12 @@
 //! `lily bench`: how fast a model runs here, and how near that comes to what the machine can do.
 //!
-//! It drives the [`Backend`] itself, with no engine and no sampling above it, so that the figures are the
+//! It drives the [`Backend`](lily_engine::backend::Backend) itself, with no engine and no sampling above it, so that the figures are the
 //! device's and every backend is measured in the same way. **Prefill** of N tokens: a fresh sequence, random
 //! tokens in the chunks that the engine uses, the greedy token after the last; so its time is also the time to
 //! the first token. **Decode** at depth D: a sequence is filled to D once and frozen, and each run begins there
 //! and decodes one token after the other, each collected before the next.
 //!
-//! Read first: [`report`], which says what every figure means; then [`measure`].
+//! Read first: `report`, which says what every figure means; then `measure`.
 
 mod measure;
 mod plan;
