@@ -12,6 +12,7 @@ mod generation;
 mod queue;
 mod request;
 mod scheduler;
+mod spill;
 mod stats;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -22,6 +23,7 @@ use std::time::{Duration, Instant};
 use lily_model::tokenizer::Tokenizer;
 
 use crate::backend::Backend;
+use crate::prefix_cache::disk::DiskOptions;
 use crate::prefix_cache::positions::{EVERY, TurnMarkers};
 use crate::stop::StopMatcher;
 use queue::{Job, Queue};
@@ -62,12 +64,14 @@ pub struct CacheOptions {
     pub markers: Option<TurnMarkers>,
     /// Tokens between the snapshots of a long prompt: see [`positions::EVERY`](crate::prefix_cache::positions::EVERY).
     pub every: usize,
+    /// A second place for some of them, which outlives the process.
+    pub disk: Option<DiskOptions>,
 }
 
 impl Default for CacheOptions {
     /// Turned off.
     fn default() -> CacheOptions {
-        CacheOptions { bytes: 0, markers: None, every: EVERY }
+        CacheOptions { bytes: 0, markers: None, every: EVERY, disk: None }
     }
 }
 

@@ -3,7 +3,8 @@
 //! A recurrent state cannot be rewound, so a request that agrees with an earlier one for a thousand tokens and
 //! then differs can use the earlier work only from a snapshot that was taken at or before the point where they
 //! part. [`PrefixCache`] keeps such snapshots in the backend, each at an exact length of the tokens that led to
-//! it, within a budget of bytes. [`positions`] says where they are taken; [`tree`] finds the deepest one.
+//! it, within a budget of bytes. [`positions`] says where they are taken; [`tree`] finds the deepest one;
+//! [`disk`] keeps some of them beyond the end of the process.
 //!
 //! The bytes are the backend's own count ([`Memory::snapshots`]), in which a page that several snapshots share
 //! counts once: nothing is estimated here. The snapshot that was used least recently goes first, and never one
@@ -12,7 +13,10 @@
 //!
 //! [`Memory::snapshots`]: crate::backend::Memory::snapshots
 
+pub mod disk;
+pub mod fingerprint;
 pub mod positions;
+pub mod record;
 pub mod tree;
 
 use crate::backend::{Backend, SnapshotId};

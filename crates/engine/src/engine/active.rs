@@ -11,6 +11,7 @@ use lily_model::tokenizer::Tokenizer;
 
 use super::generation::{Event, EventSender, FinishReason, Timings, Usage};
 use super::queue::Job;
+use super::spill::Loading;
 use crate::backend::{DecodeStep, Input, SequenceId, StepOutput, Want};
 use crate::prefix_cache::tree::EntryId;
 use crate::sampler::Sampler;
@@ -26,6 +27,10 @@ pub(super) struct Active {
     pub(super) served: u64,
     /// How many requests had ended when there was no memory for it; it tries again when one more has.
     pub(super) waits_for_end: Option<u64>,
+    /// Its beginning is being read from the disk.
+    pub(super) loading: Option<Loading>,
+    /// The disk was asked for its beginning.
+    pub(super) looked_on_disk: bool,
     /// The prompt, then every token chosen.
     tokens: Vec<u32>,
     prompt: usize,
@@ -70,6 +75,8 @@ impl Active {
             held: None,
             served: 0,
             waits_for_end: None,
+            loading: None,
+            looked_on_disk: false,
             prompt: job.prompt.len(),
             tokens: job.prompt,
             chunk: job.chunk,

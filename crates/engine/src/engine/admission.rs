@@ -11,9 +11,13 @@
 //! tokens give the same state. The oldest sequence is never asked, so there is always one that comes to its end.
 //! A request fails for lack of memory only when it has all of it to itself.
 
+use std::sync::mpsc::TryRecvError;
+
 use super::active::Active;
 use super::scheduler::{Kind, Scheduler};
+use super::spill::Loading;
 use crate::backend::{BackendError, SequenceId, SnapshotId};
+use crate::prefix_cache::disk::Key;
 use crate::prefix_cache::positions::positions;
 
 /// Tokens that a sequence is given room for beyond those known: an answer of ordinary length. More would leave
@@ -49,11 +53,14 @@ impl Scheduler {
         if open && active.waits_for_end.is_some_and(|ends| ends == self.stats.ended) {
             return Began::Full;
         }
-        let (shared, hit) = self.cache.find(active.tokens());
-        let known = hit.map_or(0, |hit| hit.length);
-        if self.is_about_to_be_known(active, known) {
+        let known = self.cache.find(active.tokens()).1.map_or(0, |hit| hit.length);
+        if self.is_about_to_be_known(active, known) || self.is_loading(index, known) {
             return Began::Later;
         }
+        // What came from the disk is in the cache now.
+        let (shared, hit) = self.cache.find(self.active[index].tokens());
+        let known = hit.map_or(0, |hit| hit.length);
+        let active = &self.active[index];
         if open && !self.has_room(active) {
             return Began::Full;
         }
@@ -102,15 +109,78 @@ impl Scheduler {
                     }
                     _ => None,
                 });
-                other.cuts().iter().copied().chain(in_flight)
+                let loading = other.loading.iter().map(|loading| loading.key.length);
+                other.cuts().iter().copied().chain(in_flight).chain(loading)
             };
             // Cheap first: whether anything is due at all.
-            if other.sequence.is_none() || !due().any(|at| better(at, usize::MAX)) {
+            if std::ptr::eq(other, active) || !due().any(|at| better(at, usize::MAX)) {
                 return false;
             }
             let shared = other.prompt().iter().zip(tokens).take_while(|(a, b)| a == b).count();
             due().any(|at| better(at, shared))
         })
+    }
+
+    /// Whether a longer beginning than the `known` tokens is on its way from the disk; puts it into the cache when
+    /// it has come.
+    fn is_loading(&mut self, index: usize, known: usize) -> bool {
+        let Some(disk) = &self.disk else { return false };
+        let active = &mut self.active[index];
+        if !std::mem::replace(&mut active.looked_on_disk, true) {
+            let found = disk.store().find(active.tokens(), known + WORTH);
+            let found = found.filter(|key| self.cache.takes(self.device.asked(), key.length));
+            active.loading = found.and_then(|key| disk.load(key, active.tokens()));
+        }
+        let Some(Loading { key, state }) = active.loading.take() else { return false };
+        match state.try_recv() {
+            Err(TryRecvError::Empty) => active.loading = Some(Loading { key, state }),
+            Ok(Some(state)) => self.import(index, key, &state),
+            // It was gone or damaged, or its thread is.
+            Ok(None) | Err(TryRecvError::Disconnected) => {}
+        }
+        self.active[index].loading.is_some()
+    }
+
+    fn import(&mut self, index: usize, key: Key, state: &[u8]) {
+        loop {
+            match self.device.call(|backend| backend.import(key.length, &mut &*state)) {
+                Ok(snapshot) => {
+                    let tokens = &self.active[index].tokens()[..key.length];
+                    self.stats.loaded += 1;
+                    return self.cache.insert(self.device.backend(), tokens, snapshot);
+                }
+                Err(BackendError::OutOfMemory { .. }) if self.cache.evict(self.device.backend()) => {}
+                Err(error @ BackendError::BadExport(_)) => {
+                    if let Some(disk) = &self.disk {
+                        disk.store().refuse(key, &error.to_string());
+                    }
+                    return;
+                }
+                Err(error) => {
+                    return tracing::warn!(%error, "a record of the cache directory was not taken in");
+                }
+            }
+        }
+    }
+
+    /// Has the disk keep what the next prompt of a conversation begins with in any case: the system block, and
+    /// all up to the answer. The answer itself may come back changed, and is short.
+    fn spill(&mut self, active: &Active) {
+        let Some(disk) = &self.disk else { return };
+        let options = &self.options.cache;
+        let cuts = positions(active.prompt(), options.markers.as_ref(), options.every);
+        let (first, last) = (cuts.first(), cuts.last().filter(|_| cuts.len() > 1));
+        for &cut in first.into_iter().chain(last).filter(|&&cut| cut >= WORTH) {
+            let tokens = &active.prompt()[..cut];
+            let Some(snapshot) = self.cache.at(tokens).filter(|_| !disk.store().has(tokens)) else {
+                continue;
+            };
+            let estimate = self.device.asked().sequence_bytes(cut).saturating_add(size_of_val(tokens) as u64);
+            match self.device.call(|backend| backend.export(snapshot)) {
+                Ok(export) => disk.save(tokens.to_vec(), estimate, export),
+                Err(error) => tracing::warn!(%error, "a snapshot could not be exported"),
+            }
+        }
     }
 
     /// Whether what `active` will need fits beside what every open sequence will.
@@ -203,6 +273,7 @@ impl Scheduler {
         if let Some(sequence) = active.sequence {
             if active.is_answered() {
                 self.keep_end(active, sequence);
+                self.spill(active);
             }
             self.device.backend().close(sequence);
         }

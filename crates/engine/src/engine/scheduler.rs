@@ -20,6 +20,7 @@
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::time::Duration;
 
 use lily_model::tokenizer::Tokenizer;
 
@@ -27,9 +28,14 @@ use super::EngineOptions;
 use super::active::Active;
 use super::device::{Device, message};
 use super::queue::Queue;
+use super::spill::Spill;
 use super::stats::Stats;
 use crate::backend::{Backend, BackendError, DecodeStep, SequenceId, SnapshotId, StepOutput, Ticket};
 use crate::prefix_cache::PrefixCache;
+use crate::prefix_cache::disk::Store;
+
+/// How often the disk is asked whether it is done, when there is nothing else to do.
+const DISK_POLL: Duration = Duration::from_millis(1);
 
 /// Work that was enqueued and not collected.
 pub(super) struct Work {
@@ -62,6 +68,8 @@ pub(super) struct Scheduler {
     /// Chunks enqueued so far.
     chunks: u64,
     pub(super) stats: Stats,
+    /// The cache's second place.
+    pub(super) disk: Option<Spill>,
 }
 
 impl Scheduler {
@@ -71,7 +79,17 @@ impl Scheduler {
         options: EngineOptions,
         queue: Arc<Queue>,
     ) -> Scheduler {
+        let disk = options.cache.disk.as_ref().filter(|_| options.cache.bytes > 0);
+        let disk = disk.and_then(|disk| match Store::open(disk, &backend.layout()) {
+            Ok(store) => Spill::start(store),
+            Err(error) => {
+                let dir = disk.dir.display();
+                tracing::warn!(%error, %dir, "the cache directory cannot be used; nothing outlives this process");
+                None
+            }
+        });
         Scheduler {
+            disk,
             device: Device::new(backend),
             cache: PrefixCache::new(options.cache.bytes),
             tokenizer,
@@ -92,6 +110,9 @@ impl Scheduler {
             }
             if let Err(panic) = catch_unwind(AssertUnwindSafe(|| self.iterate())) {
                 self.start_over(message(&*panic));
+            }
+            if self.active.iter().all(Active::is_parked) && self.active.iter().any(|a| a.loading.is_some()) {
+                std::thread::sleep(DISK_POLL);
             }
         }
     }

@@ -13,6 +13,8 @@ pub struct Stats {
     /// Tokens that went through prefill: those of prompts that did not come from the cache, and those that were
     /// computed again after their sequence gave way.
     pub prefilled_tokens: u64,
+    /// Snapshots that came from the disk.
+    pub loaded: u64,
     /// Requests that ended, however they did.
     pub ended: u64,
     /// Times that a sequence gave its memory to older ones.

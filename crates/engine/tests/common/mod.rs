@@ -7,6 +7,8 @@
 
 #![allow(dead_code, reason = "each test program uses a part")]
 
+pub mod demo;
+
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::io::Read;
 use std::sync::{Arc, Mutex};
