@@ -3,6 +3,8 @@
 //! Every kernel gives the same bits on every instruction set: integer sums are exact, and f32 sums follow one
 //! order that is part of each kernel's contract. So the choice below changes speed and nothing else.
 
+use std::sync::LazyLock;
+
 /// A set of vector instructions that the kernels have a path for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Isa {
@@ -35,8 +37,17 @@ impl Isa {
         Isa::ALL.into_iter().filter(|isa| isa.is_available()).collect()
     }
 
-    /// Whether this machine has it.
+    /// Whether this machine has it. Cheap: kernels of a few nanoseconds ask.
     pub fn is_available(self) -> bool {
+        static AVAILABLE: LazyLock<u8> = LazyLock::new(|| {
+            let each = Isa::ALL.into_iter().filter(|isa| isa.is_detected());
+            each.map(|isa| 1 << isa as u8).fold(0, |all, one| all | one)
+        });
+        *AVAILABLE & 1 << self as u8 != 0
+    }
+
+    /// Asks the processor.
+    fn is_detected(self) -> bool {
         match self {
             Isa::Portable => true,
             #[cfg(target_arch = "x86_64")]
@@ -46,10 +57,10 @@ impl Isa {
                     && is_x86_feature_detected!("f16c")
             }
             #[cfg(target_arch = "x86_64")]
-            Isa::AvxVnni => Isa::Avx2.is_available() && is_x86_feature_detected!("avxvnni"),
+            Isa::AvxVnni => Isa::Avx2.is_detected() && is_x86_feature_detected!("avxvnni"),
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512Vnni => {
-                Isa::Avx2.is_available()
+                Isa::Avx2.is_detected()
                     && is_x86_feature_detected!("avx512f")
                     && is_x86_feature_detected!("avx512bw")
                     && is_x86_feature_detected!("avx512vl")
@@ -59,7 +70,7 @@ impl Isa {
             #[cfg(target_arch = "aarch64")]
             Isa::NeonDot => std::arch::is_aarch64_feature_detected!("dotprod"),
             #[cfg(target_arch = "aarch64")]
-            Isa::NeonI8mm => Isa::NeonDot.is_available() && std::arch::is_aarch64_feature_detected!("i8mm"),
+            Isa::NeonI8mm => Isa::NeonDot.is_detected() && std::arch::is_aarch64_feature_detected!("i8mm"),
             _ => false,
         }
     }

@@ -14,7 +14,7 @@ use super::portable::unit_offset;
 use super::simd::{Kernel, LANES, Simd};
 use super::tile::{
     Activation, Ahead, GROUP_BYTES, GROUP_UNITS, LINE, PANEL_ROWS, PANELS, SCALE_GROUPS, Source, TileOps,
-    UNIT_BYTES,
+    UNIT_BYTES, Upcoming,
 };
 
 /// Runs a kernel compiled for AVX2, FMA and F16C.
@@ -401,13 +401,13 @@ impl<const VNNI: bool> TileOps for Avx2<VNNI> {
     }
 
     #[inline(always)]
-    unsafe fn unpack_4(from: Source, groups: usize, ahead: usize, to: *mut u8) {
+    unsafe fn unpack_4(from: Source, groups: usize, to: *mut u8) {
         // SAFETY: `groups` groups of each row are readable and their units writable, by contract.
         unsafe {
             let low = _mm256_set1_epi8(15);
             for group in 0..groups {
                 for half in 0..HALVES {
-                    let lines = half_lines(&from, half * WORDS, group * GROUP_SIZE / 2, ahead);
+                    let lines = half_lines(&from, half * WORDS, group * GROUP_SIZE / 2, 0);
                     let to = to.add(group * GROUP_BYTES + half * UNIT_BYTES / HALVES);
                     for (j, word) in transpose(&lines).into_iter().enumerate() {
                         let evens = _mm256_and_si256(word, low);
@@ -493,9 +493,13 @@ impl<const VNNI: bool> TileOps for Avx2<VNNI> {
         groups: usize,
         wide: bool,
         tokens: &[Activation; N],
+        upcoming: Upcoming,
     ) {
         for p in 0..PANELS {
             for group in 0..groups {
+                if p == 0 {
+                    upcoming.ask_all(group);
+                }
                 // SAFETY: all pointers are good for `groups` groups and a tile's sums, by contract.
                 unsafe {
                     let weights = weights[p].add(group * GROUP_BYTES);

@@ -9,6 +9,7 @@ use lily_model::weights::GROUP_SIZE;
 use super::simd::{Kernel, LANES, Simd};
 use super::tile::{
     Activation, Ahead, GROUP_BYTES, GROUP_UNITS, PANEL_ROWS, PANELS, Source, TILE_ROWS, TileOps, UNIT_BYTES,
+    Upcoming,
 };
 
 /// Runs a kernel compiled for this instruction set.
@@ -401,14 +402,14 @@ impl TileOps for Avx512 {
     }
 
     #[inline(always)]
-    unsafe fn unpack_4(from: Source, groups: usize, ahead: usize, to: *mut u8) {
+    unsafe fn unpack_4(from: Source, groups: usize, to: *mut u8) {
         const LINE_GROUPS: usize = 2;
         // SAFETY: `groups` groups of each row are readable and their units writable, by contract.
         unsafe {
             let low = _mm512_set1_epi8(15);
             for group in (0..groups).step_by(LINE_GROUPS) {
                 let half = group + 1 == groups;
-                let words = transpose(&lines(&from, group * GROUP_SIZE / 2, half, ahead));
+                let words = transpose(&lines(&from, group * GROUP_SIZE / 2, half, 0));
                 let to = to.add(group * GROUP_BYTES);
                 for (j, word) in words.into_iter().enumerate().take(if half { WORDS / 2 } else { WORDS }) {
                     let evens = _mm512_and_si512(word, low);
@@ -474,6 +475,7 @@ impl TileOps for Avx512 {
         groups: usize,
         _wide: bool,
         tokens: &[Activation; N],
+        upcoming: Upcoming,
     ) {
         // With few tokens the dot products of one chain would wait for each other.
         const CHAINS: usize = 2;
@@ -488,6 +490,7 @@ impl TileOps for Avx512 {
             for group in 0..groups {
                 let mut dots = [[[_mm512_setzero_si512(); PANELS]; N]; CHAINS];
                 for pair in 0..GROUP_UNITS / 2 {
+                    upcoming.ask(group, pair);
                     // Written out for evens and odds, so that their addresses differ by a constant.
                     for odd in 0..2 {
                         let chain = if N <= 2 { odd } else { 0 };
@@ -530,3 +533,4 @@ impl TileOps for Avx512 {
 }
 
 const _: () = assert!(TILE_ROWS == PANELS * LANES && PANEL_ROWS == LANES);
+const _: () = assert!(Upcoming::STEPS == GROUP_UNITS / 2);

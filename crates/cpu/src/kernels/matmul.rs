@@ -41,7 +41,7 @@ use super::activations::QuantizedRows;
 use super::simd::{Kernel, LANES, Simd, prefetch, run};
 use super::tile::{
     Activation, Ahead, GROUP_BYTES, MAX_TOKENS, PANEL_ROWS, PANELS, SCALE_GROUPS, Source, TILE_GROUPS,
-    TILE_ROWS,
+    TILE_ROWS, Upcoming,
 };
 use crate::isa::Isa;
 use crate::pool::{ThreadPool, partition};
@@ -203,9 +203,10 @@ impl Kernel for Int8<'_> {
             // SAFETY: by contract.
             return unsafe { self.compute_direct::<S>() };
         }
-        let Int8 { w, rows, x, tokens, out, .. } = self;
+        let Int8 { w, rows, x, tokens, out, next } = self;
         let groups = w.cols / GROUP_SIZE;
         let row_bytes = w.format.row_bytes(w.cols);
+        let wide = w.format == Format::Affine8;
         let tile_groups = if tokens.len() <= FEW_TOKENS { FEW_TOKENS_GROUPS } else { TILE_GROUPS };
         let mut scratch = MaybeUninit::<Scratch>::uninit();
         let scratch = scratch.as_mut_ptr();
@@ -220,9 +221,16 @@ impl Kernel for Int8<'_> {
         };
         for first in rows.clone().step_by(TILE_ROWS) {
             let here = TILE_ROWS.min(rows.end - first);
-            // The next tile of this share, at the same place within its rows; past the end nothing is asked for.
-            let rows_ahead = if rows.end - first > TILE_ROWS { TILE_ROWS } else { 0 };
-            let (ahead, scales_ahead) = (rows_ahead * row_bytes, rows_ahead * groups * 2);
+            // From a row of this block to the same row of the block that comes after it, which may be another matrix.
+            let last = rows.end - first <= TILE_ROWS;
+            let to_next = |of: &[u8], after: *const u8, stride: usize| match (last, after.is_null()) {
+                (false, _) => TILE_ROWS * stride,
+                (true, false) => after.addr().wrapping_sub(of.as_ptr().addr() + first * stride),
+                (true, true) => 0,
+            };
+            let scales_ahead = to_next(w.scales, next.scales, groups * 2);
+            let biases_ahead = to_next(w.biases, next.biases, groups * 2);
+            let ahead = to_next(w.data, next.data, row_bytes);
             let source = |data: &[u8], stride: usize, panel: usize, byte: usize| {
                 // A panel without rows repeats the tile's last row, and no one reads its sums.
                 let row = (first + panel * PANEL_ROWS).min(rows.end - 1);
@@ -244,7 +252,7 @@ impl Kernel for Int8<'_> {
                                 source(w.biases, groups * 2, p, scale_start * 2),
                             );
                             S::unpack_scales(of_scales, count, scales_ahead, scales[p]);
-                            S::unpack_scales(of_biases, count, scales_ahead, biases[p]);
+                            S::unpack_scales(of_biases, count, biases_ahead, biases[p]);
                         }
                     }
                     for start in (scale_start..scale_end).step_by(tile_groups) {
@@ -254,9 +262,10 @@ impl Kernel for Int8<'_> {
                             let from = source(w.data, row_bytes, p, byte);
                             // SAFETY: `count` groups of each row follow; the scratch has room.
                             unsafe {
-                                match w.format {
-                                    Format::Affine8 => S::unpack_8(from, count, ahead, weights[p]),
-                                    _ => S::unpack_4(from, count, ahead, weights[p]),
+                                if wide {
+                                    S::unpack_8(from, count, ahead, weights[p]);
+                                } else {
+                                    S::unpack_4(from, count, weights[p]);
                                 }
                             }
                         }
@@ -269,18 +278,28 @@ impl Kernel for Int8<'_> {
                                 biases: biases.map(|b| b.add(lane).cast_const()),
                                 start,
                                 count,
-                                wide: w.format == Format::Affine8,
+                                wide,
                             }
                         };
+                        let here = first * row_bytes + w.format.row_bytes(start * GROUP_SIZE);
+                        // Further blocks of tokens find their tiles in the cache.
+                        let upcoming = (block == 0 && ahead != 0 && !wide)
+                            .then(|| w.data.as_ptr().wrapping_add(here).wrapping_add(ahead));
                         // SAFETY: tokens and groups were checked to be inside `x`; sums are in the scratch.
-                        unsafe { tile.multiply_all::<S>(x, block_tokens, acc) };
+                        unsafe { tile.multiply_all::<S>(x, block_tokens, acc, upcoming, row_bytes) };
                     }
                 }
                 for i in 0..block_tokens.len() {
                     // SAFETY: these elements are this call's alone by contract; the sums were written above.
                     unsafe {
                         let to = out.row(block * TOKEN_BLOCK + i, first..first + here);
-                        std::ptr::copy_nonoverlapping(acc.add(i * TILE_ROWS), to.as_mut_ptr(), here);
+                        let from = acc.add(i * TILE_ROWS);
+                        if here == TILE_ROWS {
+                            // A length that the compiler knows is two stores; another is a call.
+                            std::ptr::copy_nonoverlapping(from, to.as_mut_ptr(), TILE_ROWS);
+                        } else {
+                            std::ptr::copy_nonoverlapping(from, to.as_mut_ptr(), here);
+                        }
                     }
                 }
             }
@@ -372,26 +391,45 @@ struct Tile {
 
 impl Tile {
     /// Adds the tile's products with `tokens` to `acc`, `[tokens, TILE_ROWS]`, in passes of equal size: a last
-    /// one of one or two tokens would leave registers empty.
+    /// one of one or two tokens would leave registers empty. `upcoming` is where the tile begins that is wanted
+    /// next, whose rows are `stride` apart.
     ///
     /// # Safety
     /// As [`TileOps::multiply`](super::tile::TileOps::multiply); `tokens` are rows of `x`, which has the groups.
     #[inline(always)]
-    unsafe fn multiply_all<S: Simd>(&self, x: &QuantizedRows, tokens: &[u32], acc: *mut f32) {
+    unsafe fn multiply_all<S: Simd>(
+        &self,
+        x: &QuantizedRows,
+        tokens: &[u32],
+        acc: *mut f32,
+        upcoming: Option<*const u8>,
+        stride: usize,
+    ) {
         let passes = tokens.len().div_ceil(S::TOKENS);
         for pass in 0..passes {
+            // Half of the upcoming rows in each of two passes, or all in the only one.
+            let half = |panel: usize| upcoming.map(|first| first.wrapping_add(panel * PANEL_ROWS * stride));
+            let upcoming = match (passes, pass) {
+                (1, _) => half(0).zip(half(1)),
+                (_, 0 | 1) => half(pass).zip(half(pass)),
+                _ => None,
+            };
+            let upcoming = match upcoming {
+                Some((a, b)) => Upcoming { halves: [a, b], stride },
+                None => Upcoming { halves: [self.weights[0]; 2], stride: 0 },
+            };
             let (from, to) = (tokens.len() * pass / passes, tokens.len() * (pass + 1) / passes);
             let batch = &tokens[from..to];
             // SAFETY: by contract.
             unsafe {
                 let acc = acc.add(from * TILE_ROWS);
                 match batch.len() {
-                    1 => self.multiply::<S, 1>(x, batch, acc),
-                    2 => self.multiply::<S, 2>(x, batch, acc),
-                    3 => self.multiply::<S, 3>(x, batch, acc),
-                    4 => self.multiply::<S, 4>(x, batch, acc),
-                    5 => self.multiply::<S, 5>(x, batch, acc),
-                    _ => self.multiply::<S, 6>(x, batch, acc),
+                    1 => self.multiply::<S, 1>(x, batch, acc, upcoming),
+                    2 => self.multiply::<S, 2>(x, batch, acc, upcoming),
+                    3 => self.multiply::<S, 3>(x, batch, acc, upcoming),
+                    4 => self.multiply::<S, 4>(x, batch, acc, upcoming),
+                    5 => self.multiply::<S, 5>(x, batch, acc, upcoming),
+                    _ => self.multiply::<S, 6>(x, batch, acc, upcoming),
                 }
             }
         }
@@ -402,7 +440,13 @@ impl Tile {
     /// # Safety
     /// As [`Tile::multiply_all`], for exactly `N` tokens.
     #[inline(always)]
-    unsafe fn multiply<S: Simd, const N: usize>(&self, x: &QuantizedRows, batch: &[u32], acc: *mut f32) {
+    unsafe fn multiply<S: Simd, const N: usize>(
+        &self,
+        x: &QuantizedRows,
+        batch: &[u32],
+        acc: *mut f32,
+        upcoming: Upcoming,
+    ) {
         let mut tokens = [const { Activation::NONE }; N];
         for (i, token) in tokens.iter_mut().enumerate() {
             let row = batch[i] as usize;
@@ -416,7 +460,7 @@ impl Tile {
         }
         let Tile { weights, scales, biases, count, wide, .. } = *self;
         // SAFETY: by contract.
-        unsafe { S::multiply::<N>(weights, scales, biases, count, wide, &tokens) };
+        unsafe { S::multiply::<N>(weights, scales, biases, count, wide, &tokens, upcoming) };
     }
 }
 

@@ -40,30 +40,30 @@ pub mod tile;
 
 use std::marker::PhantomData;
 
-/// A matrix of f32 that several threads write, each its own elements.
+/// A matrix that several threads write, each its own elements; of f32 where nothing else is said.
 #[derive(Clone, Copy, Debug)]
-pub struct OutRows<'a> {
-    data: *mut f32,
+pub struct OutRows<'a, T = f32> {
+    data: *mut T,
     rows: usize,
     cols: usize,
     stride: usize,
-    lifetime: PhantomData<&'a mut [f32]>,
+    lifetime: PhantomData<&'a mut [T]>,
 }
 
 // SAFETY: it is a pointer with bounds; writing through it is `unsafe` and asks for disjoint elements.
-unsafe impl Send for OutRows<'_> {}
+unsafe impl<T: Send> Send for OutRows<'_, T> {}
 // SAFETY: as above.
-unsafe impl Sync for OutRows<'_> {}
+unsafe impl<T: Send> Sync for OutRows<'_, T> {}
 
-impl<'a> OutRows<'a> {
+impl<'a, T: Copy> OutRows<'a, T> {
     /// `data` as rows of `cols` elements, one after the other. Panics where `data` is no whole number of rows.
-    pub fn new(data: &'a mut [f32], cols: usize) -> OutRows<'a> {
+    pub fn new(data: &'a mut [T], cols: usize) -> OutRows<'a, T> {
         OutRows::with_stride(data, cols, cols)
     }
 
     /// `data` as rows of `cols` elements, `stride` apart: columns of a wider matrix. `data` starts at the
     /// first element wanted and ends no earlier than the last. Panics where `cols > stride` or `cols` is 0.
-    pub fn with_stride(data: &'a mut [f32], cols: usize, stride: usize) -> OutRows<'a> {
+    pub fn with_stride(data: &'a mut [T], cols: usize, stride: usize) -> OutRows<'a, T> {
         assert!(cols > 0 && cols <= stride, "rows of {cols} elements cannot lie {stride} apart");
         let rows = if data.len() < cols { 0 } else { (data.len() - cols) / stride + 1 };
         OutRows { data: data.as_mut_ptr(), rows, cols, stride, lifetime: PhantomData }
@@ -80,7 +80,7 @@ impl<'a> OutRows<'a> {
     }
 
     /// The rows from `row` on. Panics where there are fewer.
-    pub fn from_row(&self, row: usize) -> OutRows<'a> {
+    pub fn from_row(&self, row: usize) -> OutRows<'a, T> {
         assert!(row <= self.rows, "outside the output matrix");
         // SAFETY: at most one past the last row that `self` covers.
         let data = unsafe { self.data.add(row.min(self.rows.saturating_sub(1)) * self.stride) };
@@ -93,7 +93,7 @@ impl<'a> OutRows<'a> {
     /// # Safety
     /// No one else may touch `cols` of this row while the slice lives.
     #[allow(clippy::mut_from_ref)]
-    pub unsafe fn row(&self, row: usize, cols: std::ops::Range<usize>) -> &'a mut [f32] {
+    pub unsafe fn row(&self, row: usize, cols: std::ops::Range<usize>) -> &'a mut [T] {
         assert!(
             row < self.rows && cols.start <= cols.end && cols.end <= self.cols,
             "outside the output matrix"

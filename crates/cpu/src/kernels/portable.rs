@@ -4,7 +4,7 @@ use half::{bf16, f16};
 
 use super::simd::{LANES, Simd};
 use super::tile::{
-    Activation, Ahead, GROUP_BYTES, GROUP_UNITS, PANEL_ROWS, PANELS, Source, TileOps, UNIT_BYTES,
+    Activation, Ahead, GROUP_BYTES, GROUP_UNITS, PANEL_ROWS, PANELS, Source, TileOps, UNIT_BYTES, Upcoming,
 };
 use lily_model::weights::GROUP_SIZE;
 
@@ -144,7 +144,7 @@ impl TileOps for Portable {
     }
 
     #[inline(always)]
-    unsafe fn unpack_4(from: Source, groups: usize, _ahead: usize, to: *mut u8) {
+    unsafe fn unpack_4(from: Source, groups: usize, to: *mut u8) {
         for row in 0..PANEL_ROWS {
             for word in 0..groups * GROUP_SIZE / 8 {
                 // SAFETY: the row's groups are readable and the units they fill writable, by contract.
@@ -194,6 +194,7 @@ impl TileOps for Portable {
         groups: usize,
         _wide: bool,
         tokens: &[Activation; N],
+        _upcoming: Upcoming,
     ) {
         for token in tokens {
             for (p, weights) in weights.into_iter().enumerate() {

@@ -11,6 +11,8 @@
 
 use lily_model::weights::GROUP_SIZE;
 
+use super::simd::prefetch;
+
 /// Weight rows of a panel: the lanes of a vector.
 pub const PANEL_ROWS: usize = 16;
 /// Panels of a tile: an activation that was broadcast is used for so many rows of sixteen.
@@ -31,6 +33,8 @@ pub const UNIT_BYTES: usize = PANEL_ROWS * UNIT;
 pub const GROUP_BYTES: usize = GROUP_UNITS * UNIT_BYTES;
 /// Bytes of a cache line.
 pub const LINE: usize = 64;
+/// Groups of 4-bit weights in a cache line.
+pub const LINE_GROUPS: usize = 2 * LINE / GROUP_SIZE;
 /// Most tokens that one pass over a tile takes: their sums fill the vector registers of AVX-512.
 pub const MAX_TOKENS: usize = 6;
 
@@ -93,6 +97,39 @@ impl Ahead {
     }
 }
 
+/// The tile that is unpacked after the present one: what [`TileOps::multiply`] asks the cache for, a line or two at
+/// a time. In a burst, such as while a tile is unpacked, requests hold up the reads behind them.
+#[derive(Clone, Copy)]
+pub struct Upcoming {
+    /// The first byte of each half of its rows that this pass asks for; the same twice where it asks for one half.
+    pub halves: [*const u8; 2],
+    /// Bytes from one row to the next; 0 where there is nothing to ask for and the same line is asked for again and
+    /// again, which costs less than a branch.
+    pub stride: usize,
+}
+
+impl Upcoming {
+    /// Steps of a group.
+    pub const STEPS: usize = PANEL_ROWS / LINE_GROUPS;
+
+    /// Asks for what belongs to step `step` of group `group`: all steps of all groups together ask for everything.
+    #[inline(always)]
+    pub fn ask(&self, group: usize, step: usize) {
+        let row = group % LINE_GROUPS * Upcoming::STEPS + step;
+        let at = row * self.stride + if self.stride > 0 { group / LINE_GROUPS * LINE } else { 0 };
+        prefetch(self.halves[0].wrapping_add(at));
+        prefetch(self.halves[1].wrapping_add(at));
+    }
+
+    /// [`Upcoming::ask`] for all steps of a group.
+    #[inline(always)]
+    pub fn ask_all(&self, group: usize) {
+        for step in 0..Upcoming::STEPS {
+            self.ask(group, step);
+        }
+    }
+}
+
 /// What one token brings to a tile.
 #[derive(Clone, Copy)]
 pub struct Activation {
@@ -126,10 +163,11 @@ pub trait TileOps: Copy + Send + Sync + 'static {
     const TOKENS: usize;
 
     /// Unpacks `groups` groups of 4-bit weights (`GROUP_SIZE / 2` bytes of each row per group) to
-    /// `groups * GROUP_BYTES` bytes at `to`, and asks the cache for the bytes `ahead` further on.
-    unsafe fn unpack_4(from: Source, groups: usize, ahead: usize, to: *mut u8);
+    /// `groups * GROUP_BYTES` bytes at `to`.
+    unsafe fn unpack_4(from: Source, groups: usize, to: *mut u8);
 
-    /// As [`TileOps::unpack_4`] for 8-bit weights (`GROUP_SIZE` bytes of each row per group).
+    /// As [`TileOps::unpack_4`] for 8-bit weights (`GROUP_SIZE` bytes of each row per group), and asks the cache for
+    /// the bytes `ahead` further on.
     unsafe fn unpack_8(from: Source, groups: usize, ahead: usize, to: *mut u8);
 
     /// Whether [`TileOps::multiply_rows`] is faster than unpacking a tile for so many tokens.
@@ -160,7 +198,7 @@ pub trait TileOps: Copy + Send + Sync + 'static {
     ///
     /// where `dot` is exact. This is the one place where that order is made; all results follow from it.
     /// `weights`, `scales` and `biases` point to the first group of each panel. Where not `wide`, no weight is
-    /// larger than 15.
+    /// larger than 15. Meanwhile the cache is asked for `upcoming`.
     unsafe fn multiply<const N: usize>(
         weights: [*const u8; PANELS],
         scales: [*const f32; PANELS],
@@ -168,5 +206,6 @@ pub trait TileOps: Copy + Send + Sync + 'static {
         groups: usize,
         wide: bool,
         tokens: &[Activation; N],
+        upcoming: Upcoming,
     );
 }

@@ -7,6 +7,7 @@ use lily_model::geometry::MoeGeometry;
 use lily_model::weights::MoeWeights;
 
 use crate::fast::{Activations, Machine, Precision, Projection, project as project_fast};
+use crate::kernels::OutRows;
 use crate::plain::{project, rms_norm, sigmoid};
 
 /// One expert of one token.
@@ -70,6 +71,25 @@ pub fn choose(logits: &mut [f32], choices: &mut [Choice]) {
         logits[best] = TAKEN;
     }
     choices.iter_mut().for_each(|c| c.weight /= kept);
+}
+
+/// [`choose`] without the softmax over all logits, of which the scaling leaves nothing: the same experts, and
+/// weights that differ by rounding.
+fn choose_fast(logits: &[f32], choices: &mut [Choice]) {
+    choices.fill(Choice { expert: 0, weight: f32::NEG_INFINITY });
+    let last = choices.len() - 1;
+    for (expert, &logit) in logits.iter().enumerate() {
+        if logit > choices[last].weight {
+            // Insertion from the end; an equal logit of a lower index stays in front.
+            let place = choices.partition_point(|choice| choice.weight >= logit);
+            choices.copy_within(place..last, place + 1);
+            choices[place] = Choice { expert: expert as u32, weight: logit };
+        }
+    }
+    let largest = choices[0].weight;
+    choices.iter_mut().for_each(|choice| choice.weight = (choice.weight - largest).exp());
+    let total: f32 = choices.iter().map(|choice| choice.weight).sum();
+    choices.iter_mut().for_each(|choice| choice.weight /= total);
 }
 
 /// Below every probability: marks an expert that was already chosen.
@@ -174,9 +194,13 @@ pub fn fast(
         ],
     );
     routing.shared.iter_mut().for_each(|s| *s = sigmoid(*s));
-    let rows = routing.logits.chunks_exact_mut(geometry.experts);
-    for (logits, choices) in rows.zip(routing.choices.chunks_exact_mut(geometry.top_k)) {
-        choose(logits, choices);
-    }
+    let logits = &routing.logits;
+    let top_k = geometry.top_k;
+    let choices = OutRows::new(&mut routing.choices, top_k);
+    machine.each_row(tokens, |token| {
+        // SAFETY: each token's choices are one task's.
+        let choices = unsafe { choices.row(token, 0..top_k) };
+        choose_fast(&logits[token * geometry.experts..][..geometry.experts], choices);
+    });
     routing.sort(geometry.experts, geometry.top_k);
 }

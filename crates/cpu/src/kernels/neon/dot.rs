@@ -16,13 +16,13 @@ use super::{BYTES, QUARTERS, WORDS};
 /// # Safety
 /// As there.
 #[inline(always)]
-pub(super) unsafe fn unpack_4(from: Source, groups: usize, ahead: usize, to: *mut u8) {
+pub(super) unsafe fn unpack_4(from: Source, groups: usize, to: *mut u8) {
     // SAFETY: `groups` groups of each row are readable and their units writable, by contract.
     unsafe {
         let low = vdupq_n_u8(15);
         for part in 0..groups * GROUP_SIZE / 2 / BYTES {
             for quarter in 0..QUARTERS {
-                let columns = words(&from, quarter * WORDS, part * BYTES, ahead);
+                let columns = words(&from, quarter * WORDS, part * BYTES, 0);
                 for (j, word) in columns.into_iter().enumerate() {
                     let to = to.add(2 * (part * WORDS + j) * UNIT_BYTES + quarter * BYTES);
                     let word = vreinterpretq_u8_u32(word);

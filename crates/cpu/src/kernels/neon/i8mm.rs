@@ -33,7 +33,7 @@ const CHUNK_BYTES: usize = PANEL_ROWS * CHUNK;
 /// # Safety
 /// As there.
 #[inline(always)]
-pub(super) unsafe fn unpack_4(from: Source, groups: usize, ahead: usize, to: *mut u8) {
+pub(super) unsafe fn unpack_4(from: Source, groups: usize, to: *mut u8) {
     /// Registers of packed bytes of a group of a row; each holds the nibbles of two chunks of either kind.
     const PARTS: usize = GROUP_SIZE / 2 / BYTES;
     // SAFETY: `groups` groups of each row are readable and their chunks writable, by contract.
@@ -42,7 +42,7 @@ pub(super) unsafe fn unpack_4(from: Source, groups: usize, ahead: usize, to: *mu
         for part in 0..groups * PARTS {
             let (group, first) = (part / PARTS, part % PARTS * 2);
             for pair in 0..ROW_PAIRS {
-                let [a, b] = bytes::<2>(&from, 2 * pair, part * BYTES, ahead);
+                let [a, b] = bytes::<2>(&from, 2 * pair, part * BYTES, 0);
                 let to = to.add(group * GROUP_BYTES + first * CHUNK_BYTES + pair * BYTES);
                 for (chunk, packed) in zip_halves(a, b).into_iter().enumerate() {
                     let to = to.add(chunk * CHUNK_BYTES);

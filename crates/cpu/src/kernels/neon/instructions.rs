@@ -3,6 +3,7 @@
 use std::arch::aarch64::*;
 use std::arch::asm;
 
+use super::super::simd::prefetch;
 use super::super::tile::Source;
 use super::WORDS;
 
@@ -60,16 +61,6 @@ pub(super) unsafe fn byte_matrix(mut sum: int32x4_t, w: uint8x16_t, x: int8x16_t
         );
     }
     sum
-}
-
-/// Asks the cache for the line at `place`.
-///
-/// # Safety
-/// None beyond the instruction's: it touches nothing and never faults.
-#[inline(always)]
-pub(super) unsafe fn prefetch(place: *const u8) {
-    // SAFETY: a hint.
-    unsafe { asm!("prfm pldl1keep, [{place}]", place = in(reg) place, options(nostack, preserves_flags)) };
 }
 
 /// Columns of a 4x4 matrix of u32 that is given by rows.

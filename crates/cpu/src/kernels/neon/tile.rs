@@ -12,11 +12,11 @@ use std::arch::aarch64::*;
 
 use lily_model::weights::GROUP_SIZE;
 
-use super::super::simd::Simd;
+use super::super::simd::{Simd, prefetch};
 use super::super::tile::{
-    Activation, Ahead, GROUP_BYTES, LINE, PANEL_ROWS, PANELS, SCALE_GROUPS, Source, TileOps,
+    Activation, Ahead, GROUP_BYTES, LINE, PANEL_ROWS, PANELS, SCALE_GROUPS, Source, TileOps, Upcoming,
 };
-use super::instructions::{byte_dot, prefetch, transpose};
+use super::instructions::{byte_dot, transpose};
 use super::{BYTES, Neon, QUARTERS, WORDS, dot, i8mm};
 
 /// Bytes of a group of packed 4-bit weights of one row.
@@ -58,13 +58,13 @@ impl<const I8MM: bool> TileOps for Neon<I8MM> {
     }
 
     #[inline(always)]
-    unsafe fn unpack_4(from: Source, groups: usize, ahead: usize, to: *mut u8) {
+    unsafe fn unpack_4(from: Source, groups: usize, to: *mut u8) {
         // SAFETY: by contract.
         unsafe {
             if I8MM {
-                i8mm::unpack_4(from, groups, ahead, to);
+                i8mm::unpack_4(from, groups, to);
             } else {
-                dot::unpack_4(from, groups, ahead, to);
+                dot::unpack_4(from, groups, to);
             }
         }
     }
@@ -126,9 +126,13 @@ impl<const I8MM: bool> TileOps for Neon<I8MM> {
         groups: usize,
         wide: bool,
         tokens: &[Activation; N],
+        upcoming: Upcoming,
     ) {
         for p in 0..PANELS {
             for group in 0..groups {
+                if p == 0 {
+                    upcoming.ask_all(group);
+                }
                 // SAFETY: all pointers are good for `groups` groups and a tile's sums, by contract.
                 unsafe {
                     let weights = weights[p].add(group * GROUP_BYTES);
