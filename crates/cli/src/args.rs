@@ -57,6 +57,21 @@ pub struct ModelArgs {
     pub think: bool,
 }
 
+/// What is kept of earlier prompts and answers, so that it need not be computed again.
+#[derive(Clone, Debug, Default, Args)]
+pub struct CacheArgs {
+    /// Memory for the prefix cache, such as 4GB or 512MiB; 0 turns it off [default: half of the memory that is
+    /// left, at most 8GB]
+    #[arg(long, value_name = "BYTES", value_parser = bytes)]
+    pub cache_bytes: Option<u64>,
+    /// Directory in which the prefix cache outlives the program
+    #[arg(long, value_name = "DIR")]
+    pub cache_dir: Option<PathBuf>,
+    /// Most that the files in that directory may take
+    #[arg(long, value_name = "BYTES", default_value = "20GB", value_parser = bytes, requires = "cache_dir")]
+    pub cache_dir_bytes: u64,
+}
+
 /// How the next token is chosen; greedy where nothing is said.
 #[derive(Clone, Debug, Args)]
 pub struct SamplingArgs {
@@ -103,6 +118,9 @@ pub struct ChatArgs {
     /// The model.
     #[command(flatten)]
     pub model: ModelArgs,
+    /// The prefix cache.
+    #[command(flatten)]
+    pub cache: CacheArgs,
 }
 
 /// Arguments of `lily serve` and `lily-server`.
@@ -111,6 +129,9 @@ pub struct ServeArgs {
     /// The model.
     #[command(flatten)]
     pub model: ModelArgs,
+    /// The prefix cache.
+    #[command(flatten)]
+    pub cache: CacheArgs,
     /// Address to listen on; the default is reached from this machine only
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1")]
     pub host: IpAddr,
@@ -205,5 +226,43 @@ fn at_least_one(text: &str) -> Result<usize, String> {
         Ok(0) => Err("it must be at least 1".to_string()),
         Ok(number) => Ok(number),
         Err(_) => Err("it must be a whole number".to_string()),
+    }
+}
+
+/// A number of bytes: digits, and a unit of powers of 1000 (KB, MB, GB, TB) or 1024 (KiB, MiB, GiB, TiB).
+fn bytes(text: &str) -> Result<u64, String> {
+    const UNITS: [(&str, u64); 9] = [
+        ("", 1),
+        ("KB", 1_000),
+        ("MB", 1_000_000),
+        ("GB", 1_000_000_000),
+        ("TB", 1_000_000_000_000),
+        ("KiB", 1 << 10),
+        ("MiB", 1 << 20),
+        ("GiB", 1 << 30),
+        ("TiB", 1 << 40),
+    ];
+    let end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let number: Option<u64> = text[..end].parse().ok();
+    let unit = UNITS.iter().find(|(name, _)| name.eq_ignore_ascii_case(text[end..].trim()));
+    match (number, unit) {
+        (Some(number), Some((_, unit))) => {
+            number.checked_mul(*unit).ok_or_else(|| "it is too much".to_string())
+        }
+        _ => Err("it must be a whole number and a unit, such as 4GB or 512MiB".to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::bytes;
+
+    #[test]
+    fn byte_counts_are_read_with_their_units() {
+        let read = ["0", "17", "4GB", "4 gb", "512MiB", "1TiB"].map(|text| bytes(text).unwrap());
+        assert_eq!(read, [0, 17, 4_000_000_000, 4_000_000_000, 512 << 20, 1 << 40]);
+        for wrong in ["", "GB", "-1", "1.5GB", "4 GBs", "99999999TB", "99999999999999999999"] {
+            assert!(bytes(wrong).is_err(), "{wrong}");
+        }
     }
 }

@@ -74,6 +74,13 @@ impl Budget {
         }
     }
 
+    /// Bytes that are left beside all that, for more sequences and for the prefix cache; `None` where the system
+    /// does not tell.
+    pub fn left(&self) -> Option<u64> {
+        let weights = if self.is_resident() { self.weights } else { 0 };
+        Some(self.machine?.saturating_sub(weights).saturating_sub(self.own).saturating_sub(LEFT))
+    }
+
     /// Whether weights and all can stay resident; true where the system does not tell.
     pub fn is_resident(&self) -> bool {
         self.machine.is_none_or(|machine| fits(self.weights, self.own, machine))

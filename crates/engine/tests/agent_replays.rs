@@ -22,6 +22,9 @@ const CACHE_BYTES: u64 = 2 << 30;
 /// Tokens of an answer: enough to think a little and say something.
 const ANSWER: usize = 16;
 
+/// What a client does.
+type Replay = fn(&mut Client<'_>);
+
 /// One client's side of a replay.
 struct Client<'a> {
     demo: &'a Demo,
@@ -214,7 +217,7 @@ fn sub_agents(client: &mut Client<'_>) {
 
 #[test]
 fn replays_process_little_more_than_what_is_new_and_answer_the_same_without_the_cache() {
-    let replays: [(&str, fn(&mut Client<'_>)); 7] = [
+    let replays: [(&str, Replay); 7] = [
         ("tool loop, 30 turns", tool_loop),
         ("stripped reasoning, 30 turns", stripped_reasoning),
         ("questions with tools, thinking", questions_with_tools),

@@ -1,6 +1,7 @@
 //! `lily chat`: one question, or a conversation in the terminal.
 
 use std::io::{IsTerminal, Read, Write};
+use std::time::Duration;
 
 use anyhow::{Context, bail};
 use lily_engine::engine::FinishReason;
@@ -36,17 +37,21 @@ pub fn run(args: &ChatArgs) -> anyhow::Result<()> {
         None if std::io::stdin().is_terminal() => None,
         None => Some(read_question()?),
     };
-    let Session { model, budget } = session::start(&args.model)?;
+    let Session { model, budget } = session::start(&args.model, &args.cache)?;
     if args.stats || !budget.is_resident() {
         eprintln!("lily: {budget}");
     }
     // One thread is enough to wait for an answer and for Ctrl-C; the engine has its own.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let engine = model.engine.clone();
     let mut chat = Chat::new(args, model, runtime);
-    match question {
+    let outcome = match question {
         Some(question) => chat.once(&question),
         None => chat.interactive(),
-    }
+    };
+    // What is to outlive the program may still be on its way to the disk.
+    engine.shutdown(Duration::ZERO);
+    outcome
 }
 
 fn read_question() -> anyhow::Result<String> {

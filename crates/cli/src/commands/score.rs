@@ -14,7 +14,7 @@ use lily_server::chat_model::ChatModel;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::args::{SamplingArgs, ScoreArgs};
+use crate::args::{CacheArgs, SamplingArgs, ScoreArgs};
 use crate::conversation::{Ask, Outcome, ask};
 use crate::progress;
 use crate::session;
@@ -67,7 +67,7 @@ struct Score {
 pub fn run(args: &ScoreArgs) -> anyhow::Result<()> {
     let items = read(&args.heldout)?;
     let families = select(items, args)?;
-    let model = session::start(&args.model)?.model;
+    let model = session::start(&args.model, &CacheArgs::default())?.model;
     let runtime = tokio::runtime::Builder::new_current_thread().build()?;
     let bar = progress::items(families.iter().map(|(_, items)| items.len()).sum(), "asking");
     let mut scores = Vec::with_capacity(families.len());

@@ -34,9 +34,9 @@ async fn serve(args: &ServeArgs) -> anyhow::Result<()> {
     // The port first: finding it taken after a minute of loading would be no kindness.
     let listener = listen(SocketAddr::new(args.host, args.port)).await?;
     let address = listener.local_addr()?;
-    let loaded = args.model.clone();
+    let (loaded, cache) = (args.model.clone(), args.cache.clone());
     let Session { mut model, budget } =
-        tokio::task::spawn_blocking(move || session::start(&loaded)).await??;
+        tokio::task::spawn_blocking(move || session::start(&loaded, &cache)).await??;
     if let Some(name) = &args.model_name {
         model.name.clone_from(name);
     }
