@@ -28,7 +28,8 @@ use half::{bf16, f16};
 
 use super::OutRows;
 use super::delta::Strided;
-use super::simd::{Kernel, LANES, Simd, run};
+use super::simd::{Kernel, LANES, Simd, prefetch, run};
+use super::tile::LINE;
 use crate::isa::Isa;
 
 /// Positions that are merged on their own before they join the rest. A multiple of every page length.
@@ -291,12 +292,13 @@ impl<T: KvElement> Kernel for Span<'_, T> {
             // SAFETY: rows, pages and scratch have the sizes that are read and written.
             unsafe {
                 if count <= FEW_ROWS {
-                    page_scores::<S, T>(&rows, count, keys, most, dim, queries.scale, scores);
+                    let upcoming = Upcoming { keys: kv.keys.get(page + 1).map_or(keys, |next| next), values };
+                    page_scores::<S, T>(&rows, count, keys, most, dim, queries.scale, scores, Some(upcoming));
                     page_softmax_and_values::<S, T>(count, seen, positions, values, dim, scores, to);
                 } else {
                     widen::<S, T>(keys, most * dim, &mut pages.keys);
                     widen::<S, T>(values, most * dim, &mut pages.values);
-                    page_scores::<S, f32>(&rows, count, &pages.keys, most, dim, queries.scale, scores);
+                    page_scores::<S, f32>(&rows, count, &pages.keys, most, dim, queries.scale, scores, None);
                     page_softmax_and_values::<S, f32>(count, seen, positions, &pages.values, dim, scores, to);
                 }
             }
@@ -317,11 +319,33 @@ unsafe fn widen<S: Simd, T: KvElement>(from: &[T], count: usize, to: &mut Vec<f3
     }
 }
 
+/// What a decode step asks the cache for while it reads a page's keys: the keys of the next page, and this page's
+/// values. Each page begins somewhere new, which the machine does not foresee.
+#[derive(Clone, Copy)]
+struct Upcoming<'a, T> {
+    keys: &'a [T],
+    values: &'a [T],
+}
+
+impl<T> Upcoming<'_, T> {
+    /// Asks for the part of step `step` of `steps` of the block of positions that begins at element `first`, which
+    /// has `elements`.
+    #[inline(always)]
+    fn ask(&self, first: usize, elements: usize, step: usize, steps: usize) {
+        let bytes = elements * size_of::<T>();
+        for at in (bytes * step / steps..bytes * (step + 1) / steps).step_by(LINE) {
+            prefetch(self.keys.as_ptr().wrapping_add(first).cast::<u8>().wrapping_add(at));
+            prefetch(self.values.as_ptr().wrapping_add(first).cast::<u8>().wrapping_add(at));
+        }
+    }
+}
+
 /// `scores[i * MAX_PAGE + p] = scale * (rows[i] . keys[p])` for positions below `most`.
 ///
 /// # Safety
 /// Rows have `dim` elements, `keys` has `most` of them, and `scores` has [`ROWS`] rows.
 #[inline(always)]
+#[allow(clippy::too_many_arguments, reason = "one argument per tensor")]
 unsafe fn page_scores<S: Simd, T: KvElement>(
     rows: &[*const f32; ROWS],
     count: usize,
@@ -330,6 +354,7 @@ unsafe fn page_scores<S: Simd, T: KvElement>(
     dim: usize,
     scale: f32,
     scores: &mut [f32],
+    upcoming: Option<Upcoming<'_, T>>,
 ) {
     for p in (0..most).step_by(BLOCK) {
         let key = |j: usize| (p + j).min(most - 1) * dim;
@@ -338,6 +363,9 @@ unsafe fn page_scores<S: Simd, T: KvElement>(
             unsafe {
                 let mut acc = [S::splat(0.0); BLOCK * BLOCK];
                 for at in (0..dim).step_by(LANES) {
+                    if let Some(upcoming) = upcoming.filter(|_| i == 0) {
+                        upcoming.ask(p * dim, BLOCK * dim, at / LANES, dim / LANES);
+                    }
                     let mut k = [S::splat(0.0); BLOCK];
                     for (j, k) in k.iter_mut().enumerate() {
                         *k = T::load::<S>(keys.as_ptr().add(key(j) + at));
