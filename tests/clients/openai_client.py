@@ -56,6 +56,11 @@ def user(text):
     return [{"role": "user", "content": text}]
 
 
+def counts(usage):
+    """What usage counts, apart from what the cache had: that depends on who asked before."""
+    return usage.prompt_tokens, usage.completion_tokens, usage.completion_tokens_details
+
+
 def streamed(client, **request):
     """The joined deltas of a streamed chat, its finish reason and its usage."""
     content, reasoning, calls, finish, usage = "", "", {}, None, None
@@ -69,7 +74,7 @@ def streamed(client, **request):
                     name, arguments = calls.get(call.index, ("", ""))
                     calls[call.index] = (name + (call.function.name or ""), arguments + (call.function.arguments or ""))
                 finish = choice.finish_reason or finish
-    return content, reasoning, [calls[i] for i in sorted(calls)], finish, usage
+    return content, reasoning, [calls[i] for i in sorted(calls)], finish, counts(usage)
 
 
 def whole(client, **request):
@@ -78,7 +83,7 @@ def whole(client, **request):
     message = completion.choices[0].message
     calls = [(call.function.name, call.function.arguments) for call in message.tool_calls or []]
     reasoning = getattr(message, "reasoning_content", None) or ""
-    return message.content or "", reasoning, calls, completion.choices[0].finish_reason, completion.usage
+    return message.content or "", reasoning, calls, completion.choices[0].finish_reason, counts(completion.usage)
 
 
 def check_models(client, model):
