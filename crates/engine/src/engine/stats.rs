@@ -6,7 +6,7 @@ use crate::prefix_cache::CacheCounts;
 /// What an engine has done so far and what it holds, as of the last request that ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
-    /// Bytes of state. With no request running, all that is used is the cache's.
+    /// Bytes of state. With no request running, all that is used is the cache's, or on its way to the disk.
     pub memory: Memory,
     /// The prefix cache.
     pub cache: CacheCounts,

@@ -1,7 +1,7 @@
 //! Where a prompt is worth a snapshot.
 //!
 //! A snapshot costs a copy of the recurrent state (66 MB with the full model, as much as the keys and values of
-//! 3,100 tokens), so they are taken where the next prompt of a conversation is likely to part from this one:
+//! 3,200 tokens), so they are taken where the next prompt of a conversation is likely to part from this one:
 //!
 //! - at the end of the system block with its tools, which every conversation of an agent shares;
 //! - at the last user's question and at the answer to it: the chat template takes the reasoning out of every
@@ -14,7 +14,7 @@
 //! The older turns of a prompt that comes cold are not snapshotted: each had its snapshots when it was the last
 //! one, where this process saw it; and where it did not, going back to one of them costs [`EVERY`] tokens at most.
 
-/// Tokens between the snapshots of a long stretch. At 3,100 tokens a state costs as many bytes as the keys and
+/// Tokens between the snapshots of a long stretch. At 3,200 tokens a state costs as many bytes as the keys and
 /// values that it stands for, so at 4,096 the states of a long prompt are the smaller part of what it takes,
 /// and a divergence anywhere costs at most 4,095 tokens again.
 pub const EVERY: usize = 4096;
