@@ -17,9 +17,6 @@ use crate::pool::ThreadPool;
 /// of the tiles that prefill unpacks.
 pub const TASK_ROWS: usize = 4 * ROW_BLOCK;
 
-/// The same for experts, whose matrices lie apart: every task begins somewhere new.
-pub const EXPERT_TASK_ROWS: usize = 8 * ROW_BLOCK;
-
 /// The same where activations stay f32: matrices of few rows.
 const F32_TASK_ROWS: usize = ROW_BLOCK;
 

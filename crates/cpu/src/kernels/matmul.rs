@@ -19,16 +19,18 @@
 //!
 //! *Prefill.* A tile of 32 rows by eight groups is unpacked once into the L1 cache, rows in lanes (see
 //! [`tile`](super::tile)), and meets every token of the list, six at a time, whose sums fill the registers. The
-//! floor is one dot-product instruction per 64 products; the rest is unpacking, scaling and loads.
+//! next rows are asked for between dot products ([`Upcoming`]), since an expert's few tokens leave little time.
+//! The floor is one dot-product instruction per 64 products; the rest is unpacking, scaling and loads.
 //!
 //! *Decode.* For a few tokens the tile between memory and the dot product costs more than it saves, so sixteen
 //! rows are multiplied where they lie and their sums brought into lanes by a tree that adds and transposes at
 //! once. Weights, scales and biases are asked for ahead, one line for each line read, across the end of the
 //! call where the caller says what comes next. The floor is the weights' bytes over the memory's bandwidth.
 //!
-//! One Zen 5 core with AVX-512 VNNI at 4 GHz, other processes running: decode reads 33 GB/s of 4-bit weights
-//! where a plain read gets 33, prefill makes 0.56 TOP/s with 16 tokens and 0.68 with 64 and more, where the bare
-//! instruction makes 1.04. `cargo run --release -p lily-cpu --example gemv` measures both on all threads.
+//! One Zen 5 core with AVX-512 VNNI at 4 GHz: decode reads 33 to 36 GB/s of 4-bit weights where a plain read gets
+//! 36 to 39, prefill makes 0.57 TOP/s with 16 tokens and weights in memory and 0.71 with 64, where the bare
+//! instruction makes 1.04. `cargo run --release -p lily-cpu --example gemv` measures both on all threads;
+//! `docs/lab/cpu.md` has what was tried.
 
 use std::mem::MaybeUninit;
 use std::ops::Range;

@@ -8,6 +8,8 @@
 //! Unit `2j` of a group holds the even and unit `2j + 1` the odd ones of weights `8j..8j + 8`: the order in
 //! which the low and the high nibbles of a packed u32 come out, and the order of
 //! [`QuantizedRows`](super::activations::QuantizedRows).
+//!
+//! An instruction set may order the bytes of a group differently (`neon/i8mm.rs`): only its own `multiply` reads them.
 
 use lily_model::weights::GROUP_SIZE;
 
