@@ -11,7 +11,7 @@ use lily_model::geometry::{Geometry, LayerKind};
 
 const OPERATIONS: usize = 10_000;
 /// Every so many operations an answer is compared with the one without a cache.
-const COLD: usize = 20;
+const COLD: usize = 50;
 /// Prompts are no longer than some pages, so that pages are shared, copied and filled.
 const LONGEST: usize = 140;
 
