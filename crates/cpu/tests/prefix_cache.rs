@@ -30,7 +30,7 @@ fn begin(
     known: &[Vec<u32>],
 ) -> (Running, Vec<f32>) {
     let mut prompt = known[random.next() as usize % known.len()].clone();
-    if random.next() % 3 == 0 {
+    if random.next().is_multiple_of(3) {
         prompt.truncate(prompt.len() - (random.next() as usize % 12).min(prompt.len()));
     }
     let more = 1 + random.next() as usize % 6;
@@ -75,7 +75,7 @@ fn ten_thousand_operations_keep_every_count_and_every_bit() {
                 begun += 1;
                 hits += usize::from(began.began.is_some());
                 saved += began.began.map_or(0, |hit| hit.length);
-                if operation % COLD == 0 {
+                if operation.is_multiple_of(COLD) {
                     assert!(common::logits_of(&mut cold, &began.tokens) == logits, "operation {operation}");
                 }
                 running.push(began);

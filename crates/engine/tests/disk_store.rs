@@ -48,7 +48,7 @@ fn the_longest_record_that_a_prompt_begins_with_is_found_also_by_the_next_proces
         assert_eq!(load(&store, &[1, 2, 7]).unwrap(), b"short");
         assert_eq!(store.find(&[1, 2, 7], 3), None);
         assert_eq!(load(&store, &[2, 2, 7]), None);
-        assert!(store.has(&[9]) && !store.has(&[1]));
+        assert!(store.at(&[9]).is_some() && store.at(&[1]).is_none());
         assert!(!store.save(&[9], 100, export(b"again")).unwrap());
     }
 }
@@ -133,14 +133,15 @@ fn the_budget_holds_and_what_was_used_longest_ago_goes_first() {
             .set_modified(SystemTime::now() - age)
             .unwrap();
     }
-    // The oldest is used, so that the second becomes the oldest.
+    // The two oldest are used, so that the third becomes the oldest.
     assert!(load(&store, &[1, 0, 0]).is_some());
+    store.touch(store.at(&[2, 0]).unwrap());
     assert!(store.save(&[4, 0], 1200, export(&state)).unwrap());
-    assert_eq!([1, 2, 3, 4].map(|first| store.has(&[first, 0])), [true, false, true, true]);
+    assert_eq!([1, 2, 3, 4].map(|first| store.at(&[first, 0]).is_some()), [true, true, false, true]);
     let sum: u64 = files(dir.path()).iter().map(|path| path.metadata().unwrap().len()).sum();
     assert!(sum <= 4000, "{sum} bytes");
     assert!(!store.save(&[5, 0], 4001, export(&state)).unwrap(), "larger than the budget");
-    assert!(store.has(&[4, 0]));
+    assert!(store.at(&[4, 0]).is_some());
 }
 
 #[test]
@@ -153,7 +154,7 @@ fn what_another_server_removes_is_missing_and_no_error() {
     assert!(load(&theirs_later, &[1, 2, 3]).is_some());
     files(dir.path()).into_iter().for_each(|path| fs::remove_file(path).unwrap());
     assert_eq!(load(&ours, &[1, 2, 3]), None);
-    assert!(!ours.has(&[1, 2]), "forgotten, so that it can be written again");
+    assert_eq!(ours.at(&[1, 2]), None, "forgotten, so that it can be written again");
     assert!(ours.save(&[1, 2], 10, export(b"state")).unwrap());
 }
 
@@ -178,7 +179,7 @@ fn a_write_that_fails_leaves_nothing_behind() {
     });
     assert!(store.save(&[1, 2], 10, broken).is_err());
     assert_eq!(files(dir.path()), [] as [PathBuf; 0]);
-    assert!(!store.has(&[1, 2]));
+    assert_eq!(store.at(&[1, 2]), None);
 }
 
 #[cfg(unix)]

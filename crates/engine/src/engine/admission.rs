@@ -54,7 +54,8 @@ impl Scheduler {
             return Began::Full;
         }
         let known = self.cache.find(active.tokens()).1.map_or(0, |hit| hit.length);
-        if self.is_about_to_be_known(active, known) || self.is_loading(index, known) {
+        let waits = active.loading.is_none() && self.is_about_to_be_known(active, known);
+        if waits || self.is_loading(index, known) {
             return Began::Later;
         }
         // What came from the disk is in the cache now.
@@ -172,9 +173,11 @@ impl Scheduler {
         let (first, last) = (cuts.first(), cuts.last().filter(|_| cuts.len() > 1));
         for &cut in first.into_iter().chain(last).filter(|&&cut| cut >= WORTH) {
             let tokens = &active.prompt()[..cut];
-            let Some(snapshot) = self.cache.at(tokens).filter(|_| !disk.store().has(tokens)) else {
+            if let Some(key) = disk.store().at(tokens) {
+                disk.touch(key);
                 continue;
-            };
+            }
+            let Some(snapshot) = self.cache.at(tokens) else { continue };
             let estimate = self.device.asked().sequence_bytes(cut).saturating_add(size_of_val(tokens) as u64);
             match self.device.call(|backend| backend.export(snapshot)) {
                 Ok(export) => disk.save(tokens.to_vec(), estimate, export),

@@ -6,7 +6,7 @@
 //! read and checked by a thread for each; only the copy into the backend is the engine's, about a tenth of a
 //! second for a gigabyte.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -28,6 +28,8 @@ struct Save {
 #[derive(Default)]
 struct Waiting {
     saves: VecDeque<Save>,
+    /// Records that were used from memory, and so are not to age.
+    used: BTreeSet<Key>,
     closed: bool,
 }
 
@@ -86,6 +88,12 @@ impl Spill {
         self.shared.changed.notify_all();
     }
 
+    /// Has a record counted as used.
+    pub(super) fn touch(&self, key: Key) {
+        self.shared.waiting.lock().unwrap_or_else(PoisonError::into_inner).used.insert(key);
+        self.shared.changed.notify_all();
+    }
+
     /// Has a record read.
     pub(super) fn load(&self, key: Key, tokens: &[u32]) -> Option<Loading> {
         let (sender, state) = sync_channel(1);
@@ -116,8 +124,14 @@ fn write(store: &Store, shared: &Shared) {
     let mut complained = false;
     loop {
         let waiting = shared.waiting.lock().unwrap_or_else(PoisonError::into_inner);
-        let idle = |waiting: &mut Waiting| waiting.saves.is_empty() && !waiting.closed;
+        let idle =
+            |waiting: &mut Waiting| waiting.saves.is_empty() && waiting.used.is_empty() && !waiting.closed;
         let mut waiting = shared.changed.wait_while(waiting, idle).unwrap_or_else(PoisonError::into_inner);
+        if let Some(key) = waiting.used.pop_first() {
+            drop(waiting);
+            store.touch(key);
+            continue;
+        }
         let Some(Save { tokens, estimate, export }) = waiting.saves.pop_front() else { return };
         drop(waiting);
         match store.save(&tokens, estimate, export) {

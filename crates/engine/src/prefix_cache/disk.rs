@@ -3,7 +3,7 @@
 //! Each is a file of its own, named `KIND-LENGTH-TOKENS.lily`: a hash of all that makes records comparable
 //! (model, layout, program), the number of tokens, and a hash of them. So the names are the index, and whoever
 //! lists the directory knows what is in it; the hashes only find a record, which is then compared token by
-//! token (see [`record`](super::record)).
+//! token (see [`record`]).
 //!
 //! A file is written under another name in the same directory, locked, flushed to the disk and then renamed. So
 //! a record exists whole or not at all, whenever the process or the machine dies, and several servers can share
@@ -44,7 +44,7 @@ pub struct DiskOptions {
 }
 
 /// A record of this kind.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Key {
     /// Tokens.
     pub length: usize,
@@ -113,10 +113,17 @@ impl Store {
         best
     }
 
-    /// Whether there is a record of exactly `tokens`.
-    pub fn has(&self, tokens: &[u32]) -> bool {
-        let Key { length, hash } = key(tokens);
-        self.lock().get(&length).is_some_and(|hashes| hashes.contains(&hash))
+    /// The record of exactly `tokens`.
+    pub fn at(&self, tokens: &[u32]) -> Option<Key> {
+        let key = key(tokens);
+        self.lock().get(&key.length).is_some_and(|hashes| hashes.contains(&key.hash)).then_some(key)
+    }
+
+    /// Counts a record as used now.
+    pub fn touch(&self, key: Key) {
+        // One that is gone needs no time of use.
+        let _ =
+            File::options().write(true).open(self.path(key)).and_then(|f| f.set_modified(SystemTime::now()));
     }
 
     /// What the export of `key`, a beginning of `tokens`, wrote. A record that is not what it should be is
