@@ -159,6 +159,34 @@ fn what_another_server_removes_is_missing_and_no_error() {
 }
 
 #[test]
+fn servers_that_share_a_small_directory_read_what_was_written_or_nothing() {
+    const RECORDS: u32 = 12;
+    let dir = TempDir::new().unwrap();
+    let state = |first: u32| vec![first as u8; 2000];
+    let serve = |server: u32| {
+        let store = Store::open(&options(dir.path(), 10_000), LAYOUT).unwrap();
+        let mut found = 0;
+        for round in 0..100 {
+            let first = (round * 7 + server * 5) % RECORDS;
+            store.save(&[first, 0], 2200, export(&state(first))).unwrap();
+            for first in 0..RECORDS {
+                if let Some(loaded) = load(&store, &[first, 0, 0]) {
+                    assert!(loaded == state(first));
+                    found += 1;
+                }
+            }
+        }
+        found
+    };
+    let found = std::thread::scope(|scope| {
+        let servers: Vec<_> = (0..4).map(|server| scope.spawn(move || serve(server))).collect();
+        servers.into_iter().map(|server| server.join().unwrap()).sum::<usize>()
+    });
+    assert!(found > 0);
+    assert!(files(dir.path()).iter().all(|path| path.extension().is_some_and(|suffix| suffix == "lily")));
+}
+
+#[test]
 fn temporary_files_of_the_dead_are_removed_and_those_of_the_living_are_not() {
     let dir = TempDir::new().unwrap();
     let (dead, living) = (dir.path().join("1-2-3.tmp"), dir.path().join("4-5-6.tmp"));

@@ -15,7 +15,7 @@
 //! are their owner's alone.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File, TryLockError};
+use std::fs::{self, File};
 use std::io::{self, BufReader, BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -174,7 +174,8 @@ impl Store {
         }
         self.make_room(estimate)?;
         let (temporary, file) = self.temporary()?;
-        let written = self.write(file, tokens, export).and_then(|()| fs::rename(&temporary, &path));
+        // The lock goes with `file`, and so not before the record has its name.
+        let written = self.write(&file, tokens, export).and_then(|()| fs::rename(&temporary, &path));
         if let Err(error) = written {
             let _ = fs::remove_file(&temporary);
             return Err(error);
@@ -185,7 +186,7 @@ impl Store {
         Ok(true)
     }
 
-    fn write(&self, file: File, tokens: &[u32], export: Export) -> io::Result<()> {
+    fn write(&self, file: &File, tokens: &[u32], export: Export) -> io::Result<()> {
         let mut out = BufWriter::with_capacity(BUFFER, file);
         record::write(&mut out, &self.kind, tokens, export)?;
         out.flush()?;
@@ -201,9 +202,12 @@ impl Store {
             let path = self.dir.join(name);
             match private_file(&path) {
                 Ok(file) => {
-                    // Where files cannot be locked, the age of temporaries has to do.
-                    let _ = file.try_lock();
-                    return Ok((path, file));
+                    // Where files cannot be locked, nobody takes them for abandoned either.
+                    let _ = file.lock();
+                    // Another server may have had the lock first and taken the file for a dead one's.
+                    if path.exists() {
+                        return Ok((path, file));
+                    }
                 }
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
                 Err(error) => return Err(error),
@@ -301,11 +305,9 @@ fn update(hash: &mut Xxh3, tokens: &[u32]) {
 
 /// Removes a temporary file that no process holds a lock on.
 fn remove_if_abandoned(path: &Path) {
-    let locked = match File::open(path) {
-        Ok(file) => matches!(file.try_lock(), Err(TryLockError::WouldBlock)),
-        Err(_) => true,
-    };
-    if !locked {
+    let Ok(file) = File::open(path) else { return };
+    if file.try_lock().is_ok() {
+        // Another may be doing the same.
         let _ = fs::remove_file(path);
     }
 }
