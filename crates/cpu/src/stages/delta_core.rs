@@ -13,6 +13,8 @@ use crate::isa::Isa;
 use crate::kernels::OutRows;
 use crate::kernels::delta::{DeltaTokens, Strided, delta_rule};
 use crate::kernels::f32_ops;
+use crate::kernels::simd::prefetch;
+use crate::kernels::tile::LINE;
 use crate::plain::{add_scaled, dot, rms_norm_in_place, sigmoid, silu, softplus};
 use crate::segment::Segment;
 
@@ -131,7 +133,10 @@ fn recur(
 /// Most taps of a convolution that the fast form takes.
 pub const MAX_TAPS: usize = 8;
 /// Tokens that a task convolves before their states are advanced: their q, k and v stay in the L2 cache.
-const TOKEN_BLOCK: usize = 64;
+const TOKEN_BLOCK: usize = 32;
+/// Tokens ahead whose inputs are asked for: a head's channels of one token are eight lines, and those of the next
+/// one lie a whole row further.
+const TOKENS_AHEAD: usize = 4;
 
 /// The checkpoint's taps `[conv_channels, conv_width]` as the fast form reads them: for each head of q, k and v
 /// in turn `[conv_width, head elements]`.
@@ -259,6 +264,10 @@ unsafe fn advance(
         let tokens = TOKEN_BLOCK.min(work.rows.len() - start);
         for t in 0..tokens {
             let token = start + t;
+            for first in [key_head * key_dim, key_width + key_head * key_dim] {
+                conv.ask(token + TOKENS_AHEAD, first, key_dim);
+            }
+            conv.ask(token + TOKENS_AHEAD, 2 * key_width + first_value_head * value_dim, ratio * value_dim);
             let query = &mut queries[t * key_dim..(t + 1) * key_dim];
             conv.head(isa, token, key_head * key_dim, query);
             let factor = 1.0 / (key_dim as f32).sqrt();
@@ -295,6 +304,8 @@ unsafe fn advance(
         let first_col = first_value_head * value_dim;
         for (t, recalled) in recalled.chunks_exact(ratio * value_dim).take(tokens).enumerate() {
             let row = work.rows.start + start + t;
+            let ahead = (row + TOKENS_AHEAD) * geometry.value_width() + first_col;
+            ask(inputs.z.as_ptr().wrapping_add(ahead), ratio * value_dim);
             let gates = &inputs.z[row * geometry.value_width() + first_col..][..ratio * value_dim];
             let write = |out: &mut [f32]| {
                 let heads = recalled.chunks_exact(value_dim).zip(gates.chunks_exact(value_dim));
@@ -318,7 +329,20 @@ struct Convolution<'a> {
     work: &'a Work<'a>,
 }
 
+/// Asks the cache for `count` elements from `first` on, which need not exist.
+fn ask(first: *const f32, count: usize) {
+    for at in (0..count * size_of::<f32>()).step_by(LINE) {
+        prefetch(first.cast::<u8>().wrapping_add(at));
+    }
+}
+
 impl Convolution<'_> {
+    /// Asks the cache for `count` channels from `first` on of the sequence's row `token`.
+    fn ask(&self, token: usize, first: usize, count: usize) {
+        let at = (self.work.rows.start + token) * self.geometry.conv_channels() + first;
+        ask(self.inputs.as_ptr().wrapping_add(at), count);
+    }
+
     /// Channels `first..first + out.len()`, one head, of the sequence's row `token`.
     fn head(&self, isa: Isa, token: usize, first: usize, out: &mut [f32]) {
         let (width, channels) = (self.geometry.conv_width, self.geometry.conv_channels());
