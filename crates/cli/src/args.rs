@@ -61,7 +61,7 @@ pub struct ModelArgs {
 #[derive(Clone, Debug, Default, Args)]
 pub struct CacheArgs {
     /// Memory for the prefix cache, such as 4GB or 512MiB; 0 turns it off [default: half of the memory that is
-    /// left, at most 8GB]
+    /// left, at most 8GB and sixteen full contexts]
     #[arg(long, value_name = "BYTES", value_parser = bytes)]
     pub cache_bytes: Option<u64>,
     /// Directory in which the prefix cache outlives the program

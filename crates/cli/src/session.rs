@@ -22,6 +22,8 @@ pub const DEFAULT_CONTEXT: usize = 32_768;
 
 /// The most that the prefix cache takes of its own accord: some hundred turns of the full model.
 const MOST_CACHE: u64 = 8_000_000_000;
+/// The same in sequences of full length, so that a small model does not fill a large machine.
+const MOST_CACHED_CONTEXTS: u64 = 16;
 /// What it takes where the system does not tell how much memory there is.
 const BLIND_CACHE: u64 = 1_000_000_000;
 
@@ -111,7 +113,8 @@ fn cache_options(
     checkpoint: &Checkpoint,
     tokenizer: &Tokenizer,
 ) -> anyhow::Result<CacheOptions> {
-    let usual = || budget.left().map_or(BLIND_CACHE, |left| (left / 2).min(MOST_CACHE));
+    let most = MOST_CACHE.min(budget.own.saturating_mul(MOST_CACHED_CONTEXTS));
+    let usual = || budget.left().map_or(BLIND_CACHE, |left| left / 2).min(most);
     let turn_start = tokenizer.token_id(markers::IM_START);
     let tool_response = tokenizer.token_id(TOOL_RESPONSE);
     let disk = match &args.cache_dir {

@@ -67,7 +67,9 @@ struct Score {
 pub fn run(args: &ScoreArgs) -> anyhow::Result<()> {
     let items = read(&args.heldout)?;
     let families = select(items, args)?;
-    let model = session::start(&args.model, &CacheArgs::default())?.model;
+    // No two questions have more in common than a few words.
+    let uncached = CacheArgs { cache_bytes: Some(0), ..CacheArgs::default() };
+    let model = session::start(&args.model, &uncached)?.model;
     let runtime = tokio::runtime::Builder::new_current_thread().build()?;
     let bar = progress::items(families.iter().map(|(_, items)| items.len()).sum(), "asking");
     let mut scores = Vec::with_capacity(families.len());
