@@ -35,6 +35,12 @@ pub struct Machine {
 }
 
 impl Machine {
+    /// Weight rows of a task that goes through the same rows of many matrices: two tasks for each thread, because
+    /// every matrix is a new beginning, and no fewer rows than [`TASK_ROWS`].
+    pub fn wide_task_rows(&self, rows: usize) -> usize {
+        (rows / (2 * self.pool.threads())).next_multiple_of(TASK_ROWS).max(TASK_ROWS)
+    }
+
     /// `task(index)` for every `index < count`, on all threads where there are enough to be worth it.
     pub fn each_row(&self, count: usize, task: impl Fn(usize) + Sync) {
         if count < FORK_ROWS {

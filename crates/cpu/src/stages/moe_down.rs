@@ -3,7 +3,7 @@
 use lily_model::geometry::MoeGeometry;
 use lily_model::weights::MoeWeights;
 
-use crate::fast::{Activations, Machine, TASK_ROWS};
+use crate::fast::{Activations, Machine};
 use crate::kernels::OutRows;
 use crate::kernels::f32_ops;
 use crate::kernels::matmul::Next;
@@ -77,12 +77,13 @@ pub fn fast(
     let products = OutRows::with_stride(products, hidden, hidden + PADDING);
     let x = OutRows::new(x, hidden);
     let tokens = routing.shared.len();
-    let block = |task: usize| task * TASK_ROWS..hidden.min((task + 1) * TASK_ROWS);
+    let task_rows = machine.wide_task_rows(hidden);
+    let block = |task: usize| task * task_rows..hidden.min((task + 1) * task_rows);
     let first = match routing.active.first() {
         Some(&expert) => weights.down_proj.at(expert as usize),
         None => weights.shared_down_proj.view(),
     };
-    machine.pool.for_each_in_runs(hidden.div_ceil(TASK_ROWS), |task, next| {
+    machine.pool.for_each_in_runs(hidden.div_ceil(task_rows), |task, next| {
         let rows = block(task);
         // SAFETY: these columns of both outputs are this task's.
         let add = |products: OutRows<'_>, i: usize, factor: f32, token: usize| unsafe {
