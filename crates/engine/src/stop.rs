@@ -50,7 +50,8 @@ pub struct Released {
 pub struct StopMatcher {
     stops: Vec<String>,
     held: String,
-    stopped: bool,
+    /// The stop string that was found, by its place in `stops`.
+    found: Option<usize>,
 }
 
 impl StopMatcher {
@@ -67,18 +68,18 @@ impl StopMatcher {
                 return Err(InvalidStop::TooLong { index, bytes: stop.len() });
             }
         }
-        Ok(StopMatcher { stops, held: String::new(), stopped: false })
+        Ok(StopMatcher { stops, held: String::new(), found: None })
     }
 
     /// Takes the next piece of text and lets through what can be. After a stop everything is swallowed.
     pub fn push(&mut self, piece: &str) -> Released {
-        if self.stopped {
+        if self.found.is_some() {
             return Released { text: String::new(), stopped: true };
         }
         let seen = self.held.len();
         self.held.push_str(piece);
-        if let Some(start) = self.first_match(seen) {
-            self.stopped = true;
+        if let Some((start, index)) = self.first_match(seen) {
+            self.found = Some(index);
             let mut text = std::mem::take(&mut self.held);
             text.truncate(start);
             return Released { text, stopped: true };
@@ -92,14 +93,20 @@ impl StopMatcher {
         std::mem::take(&mut self.held)
     }
 
-    /// Where the first completed stop string starts in `held`, of which `seen` bytes were searched before.
-    fn first_match(&self, seen: usize) -> Option<usize> {
+    /// The stop string that ended the text, by its place in the list.
+    pub fn found(&self) -> Option<usize> {
+        self.found
+    }
+
+    /// Where the first completed stop string starts in `held`, of which `seen` bytes were searched before, and
+    /// its place in the list.
+    fn first_match(&self, seen: usize) -> Option<(usize, usize)> {
         let ends = self.held[seen..].char_indices().map(|(i, c)| seen + i + c.len_utf8());
         for end in ends {
             let text = &self.held[..end];
-            let complete = self.stops.iter().filter(|stop| text.ends_with(stop.as_str()));
-            if let Some(longest) = complete.map(String::len).max() {
-                return Some(end - longest);
+            let complete = self.stops.iter().enumerate().filter(|(_, stop)| text.ends_with(stop.as_str()));
+            if let Some((index, longest)) = complete.max_by_key(|(_, stop)| stop.len()) {
+                return Some((end - longest.len(), index));
             }
         }
         None

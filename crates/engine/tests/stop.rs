@@ -46,12 +46,13 @@ proptest! {
 
 #[test]
 fn a_stop_string_is_found_across_pieces_and_is_not_shown() {
-    let mut matcher = matcher(&["\nUser:"]);
+    let mut matcher = matcher(&["never", "\nUser:"]);
     assert_eq!(matcher.push("Hello\nUs").text, "Hello");
+    assert_eq!(matcher.found(), None);
     assert_eq!(matcher.push("eful").text, "\nUseful");
     assert_eq!(matcher.push(" text\nUser").text, " text");
     let released = matcher.push(": more");
-    assert_eq!((released.text.as_str(), released.stopped), ("", true));
+    assert_eq!((released.text.as_str(), released.stopped, matcher.found()), ("", true, Some(1)));
     assert_eq!(matcher.push("anything").text, "");
     assert_eq!(matcher.finish(), "");
 }

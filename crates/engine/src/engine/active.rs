@@ -306,6 +306,7 @@ impl Active {
         self.answered = true;
         self.events.send(Event::Finished {
             reason,
+            stop: self.stops.found(),
             tail,
             usage: Usage {
                 prompt_tokens: self.prompt,

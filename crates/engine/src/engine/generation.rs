@@ -31,6 +31,8 @@ pub enum Event {
     Finished {
         /// Why it ended.
         reason: FinishReason,
+        /// Which of [`Request::stop`](crate::engine::Request::stop) ended it, if one did.
+        stop: Option<usize>,
         /// Text that was held back until now; it follows that of the last [`Event::Token`].
         tail: String,
         /// What was processed.
