@@ -13,7 +13,8 @@ use serde_json::Value;
 #[derive(Debug)]
 pub struct Answer {
     generation: Generation,
-    parser: OutputParser,
+    /// `None` where the text is taken as it comes.
+    parser: Option<OutputParser>,
     reasoning_tokens: usize,
     called: bool,
 }
@@ -49,6 +50,8 @@ pub enum News {
 pub struct End {
     /// Why, in the engine's terms.
     pub reason: FinishReason,
+    /// Which of the request's stop strings ended it, if one did.
+    pub stop: Option<usize>,
     /// Whether it holds tool calls.
     pub called: bool,
     /// Tokens read and written.
@@ -63,6 +66,21 @@ impl End {
     /// Prompt tokens per second of prefill; those that came from the cache took no work.
     pub fn prefill_rate(&self) -> f64 {
         rate(self.usage.prompt_tokens - self.usage.cached_tokens, self.timings.prefill)
+    }
+
+    /// Writes the answer's line into the log; `finish` is the protocol's word for how it ended.
+    pub fn log(&self, id: &str, finish: &str) {
+        tracing::info!(
+            id,
+            prompt = self.usage.prompt_tokens,
+            cached = self.usage.cached_tokens,
+            completion = self.usage.completion_tokens,
+            queue_ms = self.timings.queue.as_millis() as u64,
+            prefill_ms = self.timings.prefill.as_millis() as u64,
+            decode_ms = self.timings.decode.as_millis() as u64,
+            finish,
+            "answered"
+        );
     }
 
     /// Generated tokens per second of decode; the first token is prefill's.
@@ -80,8 +98,13 @@ impl Answer {
     /// Follows `generation`, whose prompt ended inside a thinking block (`thinking`) or not and declared
     /// `tools`.
     pub fn new(generation: Generation, thinking: bool, tools: &[Value]) -> Answer {
-        let parser = OutputParser::new(thinking, tools);
+        let parser = Some(OutputParser::new(thinking, tools));
         Answer { generation, parser, reasoning_tokens: 0, called: false }
+    }
+
+    /// Follows `generation`, whose text continues a prompt that is no conversation: all of it is content.
+    pub fn plain(generation: Generation) -> Answer {
+        Answer { generation, parser: None, reasoning_tokens: 0, called: false }
     }
 
     /// Waits for what happens next; nothing comes after [`News::End`]. An error is one sentence about a
@@ -90,23 +113,51 @@ impl Answer {
         match self.generation.recv().await {
             Some(Event::Prefill { done, total }) => Ok(News::Prefill { done, total }),
             Some(Event::Token { id, text, logprobs }) => {
-                let thinking = self.parser.in_reasoning();
+                let thinking = self.parser.as_ref().is_some_and(OutputParser::in_reasoning);
                 self.reasoning_tokens += usize::from(thinking);
-                let deltas = self.parser.push(&text);
-                self.note_calls(&deltas);
+                let deltas = self.take_apart(text);
                 let scored = logprobs.filter(|_| !thinking).map(|logprobs| (id, logprobs));
                 Ok(News::Token { deltas, scored })
             }
-            Some(Event::Finished { reason, tail, usage, timings }) => {
-                let mut deltas = self.parser.push(&tail);
-                deltas.extend(self.parser.finish());
-                self.note_calls(&deltas);
+            Some(Event::Finished { reason, stop, tail, usage, timings }) => {
+                let mut deltas = self.take_apart(tail);
+                let held = self.parser.as_mut().map(OutputParser::finish).unwrap_or_default();
+                self.note_calls(&held);
+                deltas.extend(held);
                 let (called, reasoning_tokens) = (self.called, self.reasoning_tokens);
-                Ok(News::End { deltas, end: End { reason, called, usage, reasoning_tokens, timings } })
+                Ok(News::End { deltas, end: End { reason, stop, called, usage, reasoning_tokens, timings } })
             }
             Some(Event::Failed(reason)) => Err(reason),
             None => Err("the engine ended before the answer did; restart the program".to_string()),
         }
+    }
+
+    /// Waits for the end: all parts, all scored tokens, and how it ended.
+    pub async fn collect(mut self) -> Result<(Vec<Delta>, Vec<(u32, TokenLogprobs)>, End), String> {
+        let (mut parts, mut scored) = (Vec::new(), Vec::new());
+        loop {
+            match self.next().await? {
+                News::Prefill { .. } => {}
+                News::Token { deltas, scored: token } => {
+                    parts.extend(deltas);
+                    scored.extend(token);
+                }
+                News::End { deltas, end } => {
+                    parts.extend(deltas);
+                    return Ok((parts, scored, end));
+                }
+            }
+        }
+    }
+
+    fn take_apart(&mut self, text: String) -> Vec<Delta> {
+        let deltas = match &mut self.parser {
+            Some(parser) => parser.push(&text),
+            None if text.is_empty() => Vec::new(),
+            None => vec![Delta::Content(text)],
+        };
+        self.note_calls(&deltas);
+        deltas
     }
 
     fn note_calls(&mut self, deltas: &[Delta]) {

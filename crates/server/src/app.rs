@@ -11,7 +11,7 @@ use axum::routing::{get, post};
 use crate::auth::require_key;
 use crate::chat_model::ChatModel;
 use crate::error::ApiError;
-use crate::{chat, health, models};
+use crate::{anthropic, chat, completions, health, models, tokenize};
 
 /// Largest request body: a full context of 262,144 tokens is about 1 MB of text, and JSON escapes can make
 /// six bytes of one.
@@ -30,19 +30,25 @@ pub struct App {
 pub fn router(app: App) -> Router {
     Router::new()
         .route("/v1/chat/completions", post(chat::completions))
+        .route("/v1/completions", post(completions::completions))
+        .route("/v1/messages", post(anthropic::handlers::messages))
+        .route("/v1/messages/count_tokens", post(anthropic::handlers::count_tokens))
         .route("/v1/models", get(models::list))
         .route("/v1/models/{*id}", get(models::one))
+        .route("/tokenize", post(tokenize::tokenize))
+        .route("/detokenize", post(tokenize::detokenize))
         .layer(middleware::from_fn_with_state(app.clone(), require_key))
         .route("/health", get(health::health))
         .fallback(unknown_path)
         .method_not_allowed_fallback(wrong_method)
+        .layer(middleware::from_fn(anthropic::error::reshape))
         .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
         .with_state(app)
 }
 
 async fn unknown_path(uri: Uri) -> ApiError {
     let message = format!(
-        "there is nothing at {}; Lily serves POST /v1/chat/completions, GET /v1/models and GET /health",
+        "there is nothing at {}; Lily serves POST /v1/chat/completions, /v1/completions, /v1/messages, /v1/messages/count_tokens, /tokenize and /detokenize, GET /v1/models and /health",
         uri.path()
     );
     ApiError::plain(StatusCode::NOT_FOUND, "unknown_url", message)

@@ -57,15 +57,27 @@ impl ChatModel {
         thinking: Option<bool>,
         variables: Map<String, Value>,
     ) -> Result<Prompt, TemplateError> {
-        let text = self.template.render(&ChatInput {
-            messages,
-            tools,
-            add_generation_prompt: true,
-            enable_thinking: Some(thinking.unwrap_or(self.think)),
-            extra: variables,
-        })?;
+        let text = self.render(messages, tools, thinking, variables, true)?;
         let thinking = prompt_opens_reasoning(&text);
         Ok(Prompt { tokens: self.tokenizer.encode(&text), thinking })
+    }
+
+    /// [`ChatModel::prompt`] as text; `add_generation_prompt` opens the model's turn at its end.
+    pub fn render(
+        &self,
+        messages: &[Value],
+        tools: &[Value],
+        thinking: Option<bool>,
+        variables: Map<String, Value>,
+        add_generation_prompt: bool,
+    ) -> Result<String, TemplateError> {
+        self.template.render(&ChatInput {
+            messages,
+            tools,
+            add_generation_prompt,
+            enable_thinking: Some(thinking.unwrap_or(self.think)),
+            extra: variables,
+        })
     }
 
     /// Fills in what a request leaves open.

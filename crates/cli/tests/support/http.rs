@@ -1,5 +1,7 @@
 //! A running `lily-server`, and HTTP over a plain socket.
 
+#![allow(dead_code, reason = "each test program uses a part")]
+
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::process::{Child, Command, Stdio};
@@ -182,7 +184,19 @@ impl Response {
         serde_json::from_str(&self.body).unwrap_or_else(|error| panic!("{error} in {self:?}"))
     }
 
-    /// The events of a stream, which must end as the protocol says.
+    /// The events of a stream whose events have names: each one's name and data.
+    pub fn named_events(&self) -> Vec<(String, Value)> {
+        assert!(self.headers.iter().any(|header| header == "content-type: text/event-stream"), "{self:?}");
+        let event = |text: &str| {
+            let (name, data) = text.split_once('\n').expect("an event has two lines");
+            let name = name.strip_prefix("event: ").expect("the first names it");
+            let data = data.strip_prefix("data: ").expect("the second is its data");
+            (name.to_string(), serde_json::from_str(data).expect("an event is JSON"))
+        };
+        self.body.split_terminator("\n\n").map(event).collect()
+    }
+
+    /// The events of a stream, which must end as OpenAI's protocol says.
     pub fn events(&self) -> Vec<Value> {
         assert!(self.headers.iter().any(|header| header == "content-type: text/event-stream"), "{self:?}");
         let mut data: Vec<&str> = self.body.lines().filter_map(|line| line.strip_prefix("data: ")).collect();

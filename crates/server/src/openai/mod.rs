@@ -1,5 +1,5 @@
 //! OpenAI's Chat Completions protocol: what a client may send ([`request`]) and what it gets back
-//! ([`response`]).
+//! ([`response`]); and the older Completions ([`completion_request`], [`completion_response`]).
 //!
 //! Every field of the protocol is honoured or refused by name. Fields that only label a request (`user`,
 //! `metadata`, …) change nothing that a client could see and are accepted; fields outside the protocol
@@ -7,6 +7,8 @@
 //! `enable_thinking` and `chat_template_kwargs`.
 
 pub mod assemble;
+pub mod completion_request;
+pub mod completion_response;
 pub mod fields;
 pub mod messages;
 pub mod request;

@@ -12,7 +12,7 @@ use super::{messages, tools};
 use crate::error::ApiError;
 
 /// Most choices that one request may ask for: each is a sequence of its own.
-const MAX_CHOICES: i64 = 16;
+pub(crate) const MAX_CHOICES: i64 = 16;
 /// Highest temperature of OpenAI's protocol.
 const MAX_TEMPERATURE: f64 = 2.0;
 
@@ -75,8 +75,7 @@ pub struct SamplingRequest {
 impl ChatRequest {
     /// Reads a request body.
     pub fn parse(body: &[u8]) -> Result<ChatRequest, ApiError> {
-        let value: Value = serde_json::from_slice(body)
-            .map_err(|error| ApiError::malformed(format!("the body is not valid JSON: {error}")))?;
+        let value = crate::body::json(body)?;
         let body = Fields::body(&value)?;
         refuse_unsupported(&body)?;
         let (thinking, template_variables) = thinking(&body)?;
@@ -189,7 +188,7 @@ fn thinking(body: &Fields<'_>) -> Result<(Option<bool>, Map<String, Value>), Api
     Ok((said, variables))
 }
 
-fn sampling(body: &Fields<'_>) -> Result<SamplingRequest, ApiError> {
+pub(crate) fn sampling(body: &Fields<'_>) -> Result<SamplingRequest, ApiError> {
     let number = |name| body.number(name).map(|number| number.map(|value| value as f32));
     Ok(SamplingRequest {
         temperature: body.number_within("temperature", 0.0..=MAX_TEMPERATURE)?.map(|t| t as f32),
@@ -218,7 +217,7 @@ fn logit_bias(body: &Fields<'_>) -> Result<Vec<(u32, f32)>, ApiError> {
         .collect()
 }
 
-fn stop(body: &Fields<'_>) -> Result<Vec<String>, ApiError> {
+pub(crate) fn stop(body: &Fields<'_>) -> Result<Vec<String>, ApiError> {
     match body.get("stop") {
         None => Ok(Vec::new()),
         Some(Value::String(text)) => Ok(vec![text.clone()]),
@@ -246,7 +245,7 @@ fn max_tokens(body: &Fields<'_>) -> Result<Option<usize>, ApiError> {
     }
 }
 
-fn include_usage(body: &Fields<'_>, stream: bool) -> Result<bool, ApiError> {
+pub(crate) fn include_usage(body: &Fields<'_>, stream: bool) -> Result<bool, ApiError> {
     let Some(options) = body.object("stream_options")? else { return Ok(false) };
     if !stream {
         let message = "`stream_options` may be sent only where `stream` is true";

@@ -1,0 +1,197 @@
+//! `POST /v1/messages`, whole or streamed, and `POST /v1/messages/count_tokens`.
+
+use axum::Json;
+use axum::extract::State;
+use axum::response::sse::Event;
+use axum::response::{IntoResponse, Response};
+use lily_engine::engine::{FinishReason, Request, SubmitError};
+use lily_engine::reasoning::prompt_opens_reasoning;
+use serde_json::{Map, json};
+
+use super::blocks::{self, BlockWriter};
+use super::error::ErrorBody;
+use super::request::MessagesRequest;
+use super::response::{Message, MessageEnd, OutputDetails, StreamEvent, TokenCount, Usage};
+use crate::answer::{Answer, End, News};
+use crate::app::App;
+use crate::body::{self, Body};
+use crate::chat_model::{ChatModel, Prompt};
+use crate::error::ApiError;
+use crate::models;
+use crate::openai::assemble::unique_id;
+use crate::openai::fields::missing;
+use crate::sse::{self, Broken, Events};
+
+/// Handles `POST /v1/messages`.
+pub async fn messages(State(app): State<App>, body: Body) -> Result<Response, ApiError> {
+    let body = body::bytes(body)?;
+    let started = body::blocking(move || Started::new(&app.model, &body)).await?;
+    if !started.stream {
+        return Ok(Json(whole(started).await?).into_response());
+    }
+    let idle = event("ping", &json!({"type": "ping"}));
+    Ok(sse::respond(idle, |events| stream(started, events)))
+}
+
+/// Handles `POST /v1/messages/count_tokens`.
+pub async fn count_tokens(State(app): State<App>, body: Body) -> Result<Json<TokenCount>, ApiError> {
+    let body = body::bytes(body)?;
+    let count = body::blocking(move || {
+        let request = MessagesRequest::parse(&body)?;
+        check_model(&app.model, &request)?;
+        Ok(prompt(&app.model, &request)?.tokens.len())
+    });
+    Ok(Json(TokenCount { input_tokens: count.await? }))
+}
+
+fn check_model(model: &ChatModel, request: &MessagesRequest) -> Result<(), ApiError> {
+    request.model.as_ref().map_or(Ok(()), |asked| models::check(model, asked, Some("model")))
+}
+
+/// Renders the conversation, and the opening of the answer where the client wrote one.
+fn prompt(model: &ChatModel, request: &MessagesRequest) -> Result<Prompt, ApiError> {
+    let conversation = &request.conversation;
+    let thinking = request.thinking.enabled;
+    let mut text = model.render(&conversation.messages, &request.tools, thinking, Map::new(), true)?;
+    let thinking = prompt_opens_reasoning(&text);
+    if let Some(opening) = &conversation.opening {
+        if thinking {
+            let message = "`messages` may not end with the assistant's turn where `thinking` is on: the answer would begin before its thinking";
+            return Err(ApiError::invalid("messages", message));
+        }
+        text.push_str(opening);
+    }
+    Ok(Prompt { tokens: model.tokenizer.encode(&text), thinking })
+}
+
+/// A request whose answer is being generated.
+struct Started {
+    answer: Answer,
+    /// The message, still empty.
+    message: Message,
+    stop_sequences: Vec<String>,
+    max_tokens: usize,
+    omit_thinking: bool,
+    stream: bool,
+}
+
+impl Started {
+    fn new(model: &ChatModel, body: &[u8]) -> Result<Started, ApiError> {
+        let request = MessagesRequest::parse(body)?;
+        check_model(model, &request)?;
+        let max_tokens = request.max_tokens.ok_or_else(|| missing("max_tokens"))?;
+        if request.thinking.budget.is_some() {
+            let message = "`thinking.budget_tokens` is not supported: Lily does not limit thinking; send {\"type\": \"adaptive\"}";
+            return Err(ApiError::unsupported("thinking.budget_tokens", message));
+        }
+        let prompt = prompt(model, &request)?;
+        let usage = Usage { input_tokens: prompt.tokens.len(), ..Usage::default() };
+        let generation = model.engine.submit(Request {
+            sampling: model.sampling(&request.sampling, None),
+            max_tokens: Some(max_tokens),
+            stop: request.stop_sequences.clone(),
+            ..Request::new(prompt.tokens)
+        });
+        let generation = generation.map_err(|error| match error {
+            SubmitError::Stop(error) => ApiError::invalid("stop_sequences", error.to_string()),
+            other => other.into(),
+        })?;
+        Ok(Started {
+            answer: Answer::new(generation, prompt.thinking, &request.tools),
+            message: Message {
+                id: unique_id("msg_"),
+                r#type: "message",
+                role: "assistant",
+                model: model.name.clone(),
+                content: Vec::new(),
+                stop_reason: None,
+                stop_sequence: None,
+                usage,
+            },
+            stop_sequences: request.stop_sequences,
+            max_tokens,
+            omit_thinking: request.thinking.omitted,
+            stream: request.stream,
+        })
+    }
+}
+
+async fn whole(started: Started) -> Result<Message, ApiError> {
+    let Started { answer, mut message, stop_sequences, max_tokens, omit_thinking, .. } = started;
+    let (parts, _, end) = answer.collect().await.map_err(ApiError::internal)?;
+    let mut writer = BlockWriter::new(omit_thinking);
+    let mut events = writer.push(parts);
+    events.extend(writer.finish());
+    let ended = message_end(&end, &stop_sequences, max_tokens);
+    end.log(&message.id, ended.stop_reason);
+    message.content = blocks::join(events).map_err(ApiError::internal)?;
+    message.stop_reason = Some(ended.stop_reason);
+    message.stop_sequence = ended.stop_sequence;
+    message.usage = usage(&end);
+    Ok(message)
+}
+
+async fn stream(started: Started, events: Events) {
+    let id = started.message.id.clone();
+    if let Err(broken) = send_all(started, &events).await {
+        let error = |reason| event("error", &ErrorBody::from(&ApiError::internal(reason)));
+        sse::close(&events, &id, broken, error).await;
+    }
+}
+
+async fn send_all(started: Started, events: &Events) -> Result<(), Broken> {
+    let Started { mut answer, message, stop_sequences, max_tokens, omit_thinking, .. } = started;
+    let id = message.id.clone();
+    // What the cache has is not known yet; the last event corrects the counts.
+    send(events, &StreamEvent::MessageStart { message }).await?;
+    let mut writer = BlockWriter::new(omit_thinking);
+    loop {
+        let (parts, end) = match sse::next(&mut answer, events).await? {
+            News::Prefill { .. } => continue,
+            News::Token { deltas, .. } => (deltas, None),
+            News::End { deltas, end } => (deltas, Some(end)),
+        };
+        for event in writer.push(parts) {
+            send(events, &event).await?;
+        }
+        let Some(end) = end else { continue };
+        for event in writer.finish() {
+            send(events, &event).await?;
+        }
+        let delta = message_end(&end, &stop_sequences, max_tokens);
+        end.log(&id, delta.stop_reason);
+        send(events, &StreamEvent::MessageDelta { delta, usage: usage(&end) }).await?;
+        return send(events, &StreamEvent::MessageStop).await;
+    }
+}
+
+async fn send(events: &Events, event: &StreamEvent) -> Result<(), Broken> {
+    sse::send(events, Event::default().event(event.name()), event).await
+}
+
+/// An event whose body is strings, which always have a JSON form.
+fn event(name: &str, body: &impl serde::Serialize) -> Event {
+    Event::default().event(name).json_data(body).unwrap_or_default()
+}
+
+fn message_end(end: &End, stop_sequences: &[String], max_tokens: usize) -> MessageEnd {
+    let stop_sequence = end.stop.and_then(|index| stop_sequences.get(index)).cloned();
+    let stop_reason = match end.reason {
+        FinishReason::StopString => "stop_sequence",
+        FinishReason::EndOfSequence if end.called => "tool_use",
+        FinishReason::EndOfSequence => "end_turn",
+        FinishReason::Length if end.usage.completion_tokens < max_tokens => "model_context_window_exceeded",
+        FinishReason::Length => "max_tokens",
+    };
+    MessageEnd { stop_reason, stop_sequence }
+}
+
+fn usage(end: &End) -> Usage {
+    Usage {
+        input_tokens: end.usage.prompt_tokens - end.usage.cached_tokens,
+        cache_creation_input_tokens: 0,
+        cache_read_input_tokens: end.usage.cached_tokens,
+        output_tokens: end.usage.completion_tokens,
+        output_tokens_details: OutputDetails { thinking_tokens: end.reasoning_tokens },
+    }
+}

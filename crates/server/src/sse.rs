@@ -1,0 +1,85 @@
+//! Answers as server-sent events: where they go, and how a stream ends early.
+//!
+//! Each answer of a request is written by a task of its own into one bounded channel. All of them end as soon
+//! as the client goes away, and their work with them.
+
+use std::convert::Infallible;
+use std::time::Duration;
+
+use axum::response::sse::{Event, KeepAlive, Sse};
+use axum::response::{IntoResponse, Response};
+use serde::Serialize;
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+use tokio_stream::wrappers::ReceiverStream;
+
+use crate::answer::{Answer, News};
+
+/// Between two events of a stream a sign of life goes out this often, so that no proxy or client takes a
+/// long prefill for a dead connection.
+const KEEP_ALIVE: Duration = Duration::from_secs(10);
+/// Events that wait for a slow reader before the stream's task does.
+const STREAM_BUFFER: usize = 32;
+
+/// Where a stream's events go.
+pub type Events = mpsc::Sender<Result<Event, Infallible>>;
+
+/// Why a stream ends early.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Broken {
+    /// The client is gone; there is nobody to tell.
+    Gone,
+    /// The engine failed.
+    Failed(String),
+}
+
+/// The response whose events `write` sends; `idle` goes out where there is nothing to send.
+pub fn respond<F>(idle: Event, write: impl FnOnce(Events) -> F) -> Response
+where
+    F: Future<Output = ()> + Send + 'static,
+{
+    let (events, receiver) = mpsc::channel(STREAM_BUFFER);
+    tokio::spawn(write(events));
+    let keep_alive = KeepAlive::new().interval(KEEP_ALIVE).event(idle);
+    Sse::new(ReceiverStream::new(receiver)).keep_alive(keep_alive).into_response()
+}
+
+/// The sign of life of protocols that name none: a comment, which clients skip.
+pub fn comment() -> Event {
+    Event::default().comment("")
+}
+
+/// Adds a JSON body to an event, and sends it.
+pub async fn send(events: &Events, event: Event, body: &impl Serialize) -> Result<(), Broken> {
+    let event = event.json_data(body).map_err(|error| Broken::Failed(error.to_string()))?;
+    events.send(Ok(event)).await.map_err(|_| Broken::Gone)
+}
+
+/// What happens next to `answer`, unless the client goes away first.
+pub async fn next(answer: &mut Answer, events: &Events) -> Result<News, Broken> {
+    tokio::select! {
+        news = answer.next() => news.map_err(Broken::Failed),
+        () = events.closed() => Err(Broken::Gone),
+    }
+}
+
+/// Waits for all choices, in the order in which they end. When one breaks, the others are ended.
+pub async fn join<T: 'static>(mut choices: JoinSet<Result<T, Broken>>) -> Result<Vec<T>, Broken> {
+    let mut ends = Vec::with_capacity(choices.len());
+    while let Some(outcome) = choices.join_next().await {
+        match outcome {
+            Ok(end) => ends.push(end?),
+            Err(panic) => return Err(Broken::Failed(format!("the request failed: {panic}"))),
+        }
+    }
+    Ok(ends)
+}
+
+/// Notes that the client of answer `id` is gone, or sends why the answer failed.
+pub async fn close(events: &Events, id: &str, broken: Broken, error: impl FnOnce(String) -> Event) {
+    match broken {
+        Broken::Gone => tracing::info!(id, "the client went away"),
+        // A client that is gone needs no message.
+        Broken::Failed(reason) => drop(events.send(Ok(error(reason))).await),
+    }
+}
