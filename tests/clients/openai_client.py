@@ -6,14 +6,10 @@ Starts the server from that folder on a free port, runs the checks below against
 expects a clean end. Without --model-path the built-in demo is served.
 """
 
-import argparse
 import os
-import re
-import signal
 import subprocess
-import sys
-import threading
 
+import lily_server
 import openai
 
 QUESTION = "What is 17 + 25?"
@@ -29,27 +25,6 @@ WEATHER = {
         },
     },
 }
-
-
-class Server:
-    """A running `lily-server`."""
-
-    def __init__(self, programs, flags):
-        command = [os.path.join(programs, "lily-server"), "--port", "0", *flags]
-        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-        self.log = []
-        for line in self.process.stderr:
-            self.log.append(line)
-            if found := re.search(r"serving at (http://\S+)", line):
-                self.url = found[1]
-                break
-        else:
-            raise SystemExit("lily-server ended before it served:\n" + "".join(self.log))
-        threading.Thread(target=lambda: self.log.extend(self.process.stderr), daemon=True).start()
-
-    def stop(self):
-        self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(timeout=30)
 
 
 def user(text):
@@ -139,6 +114,17 @@ def check_stop_and_length(client, model):
         assert whole(client, **request, max_tokens=32, stop=cut)[0] == text[: text.index(cut)]
 
 
+def check_completions(client, model):
+    request = {"model": model, "prompt": "<|im_start|>user\n" + QUESTION, "max_tokens": 8, "n": 2, "logprobs": 2}
+    completion = client.completions.create(**request)
+    texts = [choice.text for choice in completion.choices]
+    assert all(len(choice.logprobs.tokens) <= 8 for choice in completion.choices)
+    pieces = ["", ""]
+    for event in client.completions.create(**request, stream=True):
+        pieces[event.choices[0].index] += event.choices[0].text
+    assert pieces == texts and texts[0] == texts[1], texts
+
+
 def check_refusals(client, model):
     image = user([{"type": "image_url", "image_url": {"url": "data:,"}}])
     long = user("long " * 400_000)
@@ -160,17 +146,13 @@ def check_refusals(client, model):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("programs", help="folder that holds lily and lily-server")
-    parser.add_argument("--model-path")
-    args = parser.parse_args()
-    flags = ["--model-path", args.model_path] if args.model_path else []
+    args, flags = lily_server.arguments(__doc__)
 
     def ask_cli(question, *more):
         command = [os.path.join(args.programs, "lily"), "chat", question, *more, *flags]
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
-    server = Server(args.programs, flags)
+    server = lily_server.Server(args.programs, flags)
     client = openai.OpenAI(base_url=server.url, api_key="none", max_retries=0)
     model = client.models.list().data[0].id
     checks = [
@@ -180,23 +162,10 @@ def main():
         lambda: check_tools(client, model, demo=not args.model_path),
         lambda: check_choices_and_logprobs(client, model),
         lambda: check_stop_and_length(client, model),
+        lambda: check_completions(client, model),
         lambda: check_refusals(client, model),
     ]
-    failed = 0
-    for check in checks:
-        name = check.__code__.co_names[0]
-        try:
-            check()
-            print("ok", name, flush=True)
-        except (AssertionError, openai.OpenAIError) as error:
-            failed += 1
-            print("FAILED", name, repr(error), flush=True)
-    code = server.stop()
-    if code != 0:
-        failed += 1
-        print(f"FAILED lily-server ended with {code} after SIGTERM:\n" + "".join(server.log))
-    print(f"{len(checks) + 1 - failed} passed, {failed} failed")
-    sys.exit(1 if failed else 0)
+    lily_server.run(server, checks, [openai.OpenAIError])
 
 
 if __name__ == "__main__":
