@@ -7,6 +7,8 @@ use http::{Response, Server};
 use serde_json::{Value, json};
 
 const MESSAGES: &str = "/v1/messages";
+/// The demo's answer is a sentence with the word "tiny".
+const WHO: &str = "Hello! Who are you?";
 const COUNT: &str = "/v1/messages/count_tokens";
 
 fn question(text: &str) -> Value {
@@ -120,7 +122,7 @@ fn an_answer_is_the_same_whole_and_streamed() {
         with(sum.clone(), json!({"thinking": {"type": "adaptive"}})),
         with(sum.clone(), json!({"thinking": {"type": "adaptive", "display": "omitted"}})),
         with(sum.clone(), json!({"max_tokens": 2})),
-        with(question("Count from 1 to 9."), json!({"stop_sequences": ["never", "5"]})),
+        with(question(WHO), json!({"stop_sequences": ["never", " tiny"]})),
         with(question("What is the weather in Rome?"), json!({"tools": weather()})),
         with(
             question("Tell me a story."),
@@ -145,12 +147,12 @@ fn why_an_answer_ended_is_said_in_the_protocols_words() {
         let answer = post(&server, MESSAGES, body).json();
         (answer["stop_reason"].clone(), answer["stop_sequence"].clone())
     };
-    let count = question("Count from 1 to 9.");
-    assert_eq!(end(&count), (json!("end_turn"), Value::Null));
-    assert_eq!(end(&with(count.clone(), json!({"max_tokens": 2}))), (json!("max_tokens"), Value::Null));
-    let stops = json!({"stop_sequences": ["never", "5"]});
-    assert_eq!(end(&with(count.clone(), stops)), (json!("stop_sequence"), json!("5")));
-    let endless = with(count, json!({"max_tokens": 100_000, "logit_bias": eos_banned(&server)}));
+    let who = question(WHO);
+    assert_eq!(end(&who), (json!("end_turn"), Value::Null));
+    assert_eq!(end(&with(who.clone(), json!({"max_tokens": 2}))), (json!("max_tokens"), Value::Null));
+    let stops = json!({"stop_sequences": ["never", " tiny"]});
+    assert_eq!(end(&with(who.clone(), stops)), (json!("stop_sequence"), json!(" tiny")));
+    let endless = with(who, json!({"max_tokens": 100_000, "logit_bias": eos_banned(&server)}));
     assert_eq!(end(&endless), (json!("model_context_window_exceeded"), Value::Null));
 }
 
@@ -206,11 +208,10 @@ fn thinking_is_a_block_of_its_own_that_clients_may_send_back() {
 #[test]
 fn the_assistants_last_turn_is_written_on() {
     let server = Server::start(&[]);
-    let whole = post(&server, MESSAGES, &question("Count from 1 to 9.")).json();
+    let whole = post(&server, MESSAGES, &question(WHO)).json();
     let text = whole["content"][0]["text"].as_str().expect("text");
-    let (begun, rest) = text.split_at(3);
-    let messages =
-        json!([{"role": "user", "content": "Count from 1 to 9."}, {"role": "assistant", "content": begun}]);
+    let (begun, rest) = text.split_at(text.find(" tiny").expect("it says what it is"));
+    let messages = json!([{"role": "user", "content": WHO}, {"role": "assistant", "content": begun}]);
     let continued = post(&server, MESSAGES, &with(question(""), json!({"messages": messages}))).json();
     assert_eq!(continued["content"], json!([{"type": "text", "text": rest}]));
 }

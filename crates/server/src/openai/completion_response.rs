@@ -44,7 +44,7 @@ pub struct TextLogProbs {
     /// Each token's text.
     pub tokens: Vec<String>,
     /// Natural logarithm of each token's probability.
-    pub token_logprobs: Vec<f32>,
+    pub token_logprobs: Vec<f64>,
     /// The likeliest tokens at each place, the chosen one among them, by their text.
     pub top_logprobs: Vec<Map<String, Value>>,
     /// Where each token begins in the choice's text, in characters.
@@ -64,11 +64,12 @@ impl TextLogProbs {
             let token = spell(*id);
             let mut top: Map<String, Value> =
                 logprobs.top.iter().map(|&(id, logprob)| (spell(id), Value::from(logprob))).collect();
-            top.insert(token.clone(), Value::from(logprobs.chosen));
+            let chosen = f64::from(logprobs.chosen);
+            top.insert(token.clone(), Value::from(chosen));
             out.text_offset.push(*offset);
             *offset += token.chars().count();
             out.tokens.push(token);
-            out.token_logprobs.push(logprobs.chosen);
+            out.token_logprobs.push(chosen);
             out.top_logprobs.push(top);
         }
         out
