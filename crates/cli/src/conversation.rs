@@ -51,7 +51,7 @@ pub async fn ask(
     })?;
     let mut answer = Answer::new(generation, prompt.thinking, ask.tools);
     let mut progress = Prefill::default();
-    let (mut content, mut calls) = (String::new(), Vec::new());
+    let (mut content, mut calls) = (String::new(), Vec::<ToolCall>::new());
     loop {
         let (deltas, end) = match answer.next().await.map_err(anyhow::Error::msg)? {
             News::Prefill { done, total } => {
@@ -66,8 +66,13 @@ pub async fn ask(
             show(&delta)?;
             match delta {
                 Delta::Content(text) => content.push_str(&text),
-                Delta::ToolCall(call) => calls.push(call),
-                Delta::Reasoning(_) => {}
+                Delta::ToolCall { name } => calls.push(ToolCall { name, arguments: String::new() }),
+                Delta::Arguments(json) => {
+                    if let Some(call) = calls.last_mut() {
+                        call.arguments.push_str(&json);
+                    }
+                }
+                Delta::Reasoning(_) | Delta::ToolCallEnd => {}
             }
         }
         if let Some(end) = end {

@@ -6,7 +6,7 @@
 use serde_json::Value;
 
 use crate::reasoning::ReasoningSplitter;
-use crate::tool_calls::{Piece, ToolCall, ToolCallParser};
+use crate::tool_calls::{Piece, ToolCallParser};
 
 /// The next part of an answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -15,8 +15,15 @@ pub enum Delta {
     Reasoning(String),
     /// More content; never empty.
     Content(String),
-    /// A complete call.
-    ToolCall(ToolCall),
+    /// A call of this function begins; what follows is its arguments.
+    ToolCall {
+        /// The function's name as the model wrote it.
+        name: String,
+    },
+    /// More of the arguments of the call under way, a JSON object as text; never empty.
+    Arguments(String),
+    /// The call is complete, and so are its arguments. It does not come where the answer was cut off in a call.
+    ToolCallEnd,
 }
 
 /// Takes one answer apart.
@@ -92,6 +99,8 @@ fn parse(parser: Option<&mut ToolCallParser>, text: &str, kind: fn(String) -> De
 fn delta(piece: Piece, kind: fn(String) -> Delta) -> Delta {
     match piece {
         Piece::Text(text) => kind(text),
-        Piece::Call(call) => Delta::ToolCall(call),
+        Piece::Start(name) => Delta::ToolCall { name },
+        Piece::Arguments(json) => Delta::Arguments(json),
+        Piece::End => Delta::ToolCallEnd,
     }
 }

@@ -10,10 +10,15 @@
 //! </tool_call>
 //! ```
 //!
-//! A call is handed over when its last tag is complete; until then its text is held back. As soon as the text
-//! cannot become a call any more, or when it ends too early, all of it is given back as text: nothing is lost.
-//! Whitespace directly before and after a call belongs to the format and is dropped with it. How the text is
-//! cut into pieces changes nothing.
+//! A call is given out in pieces: its name, then the text of its arguments, a JSON object, as far as it is known.
+//! Strings come as they are written, other values when they are complete. Until the first parameter begins, or a
+//! call without parameters ends, it may still be text: then it is held back, and given back as text where the
+//! text cannot become a call or ends too early. From then on it is a call: what does not fit ends it, and is text
+//! again. A call that the text leaves unfinished gets no [`Piece::End`], and its arguments are a beginning of a
+//! JSON object: nothing that was cut off looks complete.
+//!
+//! Whitespace directly before and after a call belongs to the format and is dropped with it, as are the tags. How
+//! the text is cut into pieces changes nothing but the places where the pieces given out are cut.
 //!
 //! A parameter ends at the `</parameter>` that another `<parameter=` or `</function>` follows, so a value may
 //! hold any text, other tags included. One newline at each end of a value is the format's. How a value becomes
@@ -26,12 +31,12 @@
 //! as written, digits and all; every other value is a string. Where the schema names no type, only objects
 //! and arrays are taken as JSON.
 
-mod schema;
+pub(crate) mod schema;
 
 use serde_json::Value;
 
 use crate::tags::{Tag, partial_tag, starts_with_tag};
-use schema::ToolSchemas;
+use schema::{Spelling, ToolSchemas};
 
 const CALL: &str = "<tool_call>";
 const CALL_END: &str = "</tool_call>";
@@ -40,7 +45,7 @@ const FUNCTION_END: &str = "</function>";
 const PARAMETER: &str = "<parameter=";
 const PARAMETER_END: &str = "</parameter>";
 
-/// One complete call.
+/// One complete call, for whoever has collected its pieces.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ToolCall {
     /// The function's name as the model wrote it; whether it was declared is for the caller to judge.
@@ -54,8 +59,12 @@ pub struct ToolCall {
 pub enum Piece {
     /// Text that belongs to no call; never empty.
     Text(String),
-    /// A call.
-    Call(ToolCall),
+    /// A call of this function begins.
+    Start(String),
+    /// More of the arguments' JSON text; never empty.
+    Arguments(String),
+    /// The call is complete.
+    End,
 }
 
 /// How far into a call the text is.
@@ -83,7 +92,7 @@ enum Step {
     Advanced,
     /// More text is needed.
     Wait,
-    /// This is no call.
+    /// This is no call, or none any more.
     Malformed,
 }
 
@@ -92,20 +101,27 @@ enum Step {
 pub struct ToolCallParser {
     schemas: ToolSchemas,
     stage: Stage,
-    /// Text not yet given out. Inside a call it begins with the whitespace before `<tool_call>`.
+    /// Text not yet given out. Before a call is known to be one, it begins with the whitespace before
+    /// `<tool_call>`.
     held: String,
     /// In `held`: where `<tool_call>` ends.
     call_from: usize,
+    /// In `held`: where the tag begins that led to the present stage.
+    tag: usize,
     /// In `held`: where the present stage begins.
     at: usize,
     /// In `held`: from where the end of the present stage is still to be looked for.
     searched: usize,
     /// Whether nothing but whitespace has come since the last call.
     after_call: bool,
+    /// Whether the call under way was begun to be given out.
+    started: bool,
     name: String,
     key: String,
-    /// Parameters and their values as JSON.
-    arguments: Vec<(String, String)>,
+    /// Parameters that the call has.
+    keys: Vec<String>,
+    /// The present value is a string, of which everything before `at` was given out.
+    streaming: bool,
 }
 
 impl ToolCallParser {
@@ -117,52 +133,85 @@ impl ToolCallParser {
             stage: Stage::Text,
             held: String::new(),
             call_from: 0,
+            tag: 0,
             at: 0,
             searched: 0,
             after_call: false,
+            started: false,
             name: String::new(),
             key: String::new(),
-            arguments: Vec::new(),
+            keys: Vec::new(),
+            streaming: false,
         }
     }
 
     /// Takes the next piece of text.
     pub fn push(&mut self, piece: &str) -> Vec<Piece> {
         self.held.push_str(piece);
-        let mut pieces = Vec::new();
+        let mut pieces = Pieces::default();
         loop {
             let step = match self.stage {
                 Stage::Text => self.text(&mut pieces),
                 Stage::Function => self.tags([(FUNCTION, Stage::Name)]),
                 Stage::Name => self.name(),
-                Stage::Parameter => self.tags([(PARAMETER, Stage::Key), (FUNCTION_END, Stage::End)]),
-                Stage::Key => self.key(),
-                Stage::Value => self.value(),
+                Stage::Parameter => self.parameter(&mut pieces),
+                Stage::Key => self.key(&mut pieces),
+                Stage::Value => self.value(&mut pieces),
                 Stage::End => self.end(&mut pieces),
             };
             match step {
                 Step::Advanced => {}
-                Step::Wait => return pieces,
-                Step::Malformed => {
-                    // The tag was only text; what follows it may hold a call all the same.
-                    let tag: String = self.held.drain(..self.call_from).collect();
-                    push_text(&mut pieces, &tag);
-                    self.stage = Stage::Text;
-                    self.after_call = false;
-                }
+                Step::Wait => return pieces.0,
+                Step::Malformed => self.give_up(&mut pieces),
             }
         }
     }
 
-    /// The text that was held back, when nothing follows: an unfinished call is text.
+    /// What was held back, when nothing follows. A call that is not known to be one is text. Of one that is, the
+    /// value that was cut off is given out as far as it goes, without the beginning of a tag.
     pub fn finish(&mut self) -> Vec<Piece> {
-        let mut pieces = Vec::new();
-        push_text(&mut pieces, &std::mem::take(&mut self.held));
+        let mut pieces = Pieces::default();
+        let held = std::mem::take(&mut self.held);
+        match self.stage {
+            Stage::Value => {
+                // Not the newline that may be the format's, nor the beginning of a tag.
+                let value = &held[self.at..self.searched];
+                let value = value.strip_suffix('\n').unwrap_or(value);
+                let whole = value.strip_prefix('\n').unwrap_or(value);
+                match self.schemas.spelling(&self.name, &self.key, whole) {
+                    _ if self.streaming => pieces.string(value),
+                    Spelling::String => pieces.arguments(&format!("\"{}", inside(whole))),
+                    Spelling::Json | Spelling::Open => pieces.arguments(whole.trim()),
+                }
+            }
+            _ if self.started => {}
+            // After a call, nothing but its last tag was held.
+            Stage::End if self.after_call => {}
+            _ => pieces.text(&held),
+        }
         self.stage = Stage::Text;
-        pieces
+        self.started = false;
+        pieces.0
     }
 
-    fn text(&mut self, pieces: &mut Vec<Piece>) -> Step {
+    /// What was taken for a call is none: its first tag is text. One that was given out in part ends here.
+    fn give_up(&mut self, pieces: &mut Pieces) {
+        if self.started {
+            pieces.arguments("}");
+            pieces.0.push(Piece::End);
+            self.held.drain(..self.tag);
+            self.after_call = true;
+        } else if self.after_call {
+            self.held.drain(..self.at);
+        } else {
+            let tag: String = self.held.drain(..self.call_from).collect();
+            pieces.text(&tag);
+        }
+        self.started = false;
+        self.stage = Stage::Text;
+    }
+
+    fn text(&mut self, pieces: &mut Pieces) -> Step {
         if self.after_call {
             self.held = self.held.trim_start().to_owned();
             if self.held.is_empty() {
@@ -172,13 +221,14 @@ impl ToolCallParser {
         let call = self.held.find(CALL);
         let end = call.unwrap_or_else(|| self.held.len() - partial_tag(&self.held, CALL));
         let certain = self.held[..end].trim_end().len();
-        push_text(pieces, &self.held[..certain]);
+        pieces.text(&self.held[..certain]);
         self.after_call &= certain == 0;
         self.held.drain(..certain);
         match call {
             Some(call) => {
                 self.call_from = call - certain + CALL.len();
-                self.arguments.clear();
+                self.after_call = false;
+                self.keys.clear();
                 self.enter(Stage::Function, self.call_from)
             }
             None => Step::Wait,
@@ -195,6 +245,7 @@ impl ToolCallParser {
         let rest = self.held[self.at..].trim_start();
         let at = self.held.len() - rest.len();
         let found = tags.map(|(tag, stage)| (starts_with_tag(rest, tag), at + tag.len(), stage));
+        self.tag = at;
         if let Some(&(_, at, stage)) = found.iter().find(|(tag, ..)| *tag == Tag::Here) {
             self.enter(stage, at)
         } else if found.iter().any(|(tag, ..)| *tag == Tag::Perhaps) {
@@ -227,61 +278,142 @@ impl ToolCallParser {
         }
     }
 
-    fn key(&mut self) -> Step {
+    fn parameter(&mut self, pieces: &mut Pieces) -> Step {
+        let step = self.tags([(PARAMETER, Stage::Key), (FUNCTION_END, Stage::End)]);
+        if self.stage == Stage::End && self.started {
+            pieces.arguments("}");
+            pieces.0.push(Piece::End);
+            self.forget(self.at);
+            (self.started, self.after_call) = (false, true);
+        }
+        step
+    }
+
+    fn key(&mut self, pieces: &mut Pieces) -> Step {
         match self.word() {
             // One name cannot stand for two values.
-            Ok((key, _)) if self.arguments.iter().any(|(k, _)| *k == key) => Step::Malformed,
+            Ok((key, _)) if self.keys.contains(&key) => Step::Malformed,
             Ok((key, after)) => {
+                if !self.started {
+                    self.started = true;
+                    pieces.0.push(Piece::Start(self.name.clone()));
+                }
+                let before = if self.keys.is_empty() { "{" } else { "," };
+                pieces.arguments(&format!("{before}{}:", Value::from(key.as_str())));
+                self.keys.push(key.clone());
                 self.key = key;
-                self.enter(Stage::Value, after)
+                self.streaming = false;
+                self.enter(Stage::Value, after);
+                self.forget(after);
+                Step::Advanced
             }
             Err(step) => step,
         }
     }
 
-    fn value(&mut self) -> Step {
+    fn value(&mut self, pieces: &mut Pieces) -> Step {
         while let Some(end) = self.held[self.searched..].find(PARAMETER_END).map(|i| self.searched + i) {
             let after = end + PARAMETER_END.len();
             let rest = self.held[after..].trim_start();
             let next = [PARAMETER, FUNCTION_END].map(|tag| starts_with_tag(rest, tag));
             if next.contains(&Tag::Here) {
                 let value = &self.held[self.at..end];
-                let value = value.strip_prefix('\n').unwrap_or(value);
-                let value = value.strip_suffix('\n').unwrap_or(value);
-                let json = self.schemas.to_json(&self.name, &self.key, value);
-                self.arguments.push((std::mem::take(&mut self.key), json));
-                return self.enter(Stage::Parameter, after);
+                if self.streaming {
+                    pieces.string(value.strip_suffix('\n').unwrap_or(value));
+                    pieces.arguments("\"");
+                } else {
+                    let value = value.strip_prefix('\n').unwrap_or(value);
+                    let value = value.strip_suffix('\n').unwrap_or(value);
+                    pieces.arguments(&self.schemas.to_json(&self.name, &self.key, value));
+                }
+                self.enter(Stage::Parameter, after);
+                self.forget(after);
+                return Step::Advanced;
             }
             if next.contains(&Tag::Perhaps) {
                 self.searched = end;
+                self.stream(pieces);
                 return Step::Wait;
             }
             self.searched = after;
         }
         self.searched = self.searched.max(self.held.len() - partial_tag(&self.held, PARAMETER_END));
+        self.stream(pieces);
         Step::Wait
     }
 
-    fn end(&mut self, pieces: &mut Vec<Piece>) -> Step {
+    /// Gives out what is known of a string.
+    fn stream(&mut self, pieces: &mut Pieces) {
+        let value = &self.held[self.at..self.searched];
+        if !self.streaming {
+            // The newline that is the format's may still come.
+            let text = value.strip_prefix('\n').unwrap_or(value);
+            if value.is_empty() || self.schemas.spelling(&self.name, &self.key, text) != Spelling::String {
+                return;
+            }
+            let format = value.len() - text.len();
+            self.streaming = true;
+            pieces.arguments("\"");
+            self.forget(self.at + format);
+        }
+        // So may the one before the tag.
+        let value = &self.held[self.at..self.searched];
+        let certain = value.strip_suffix('\n').unwrap_or(value).len();
+        pieces.string(&value[..certain]);
+        self.forget(self.at + certain);
+    }
+
+    /// Drops the text before `at`, where the present stage begins.
+    fn forget(&mut self, at: usize) {
+        self.held.drain(..at);
+        self.searched = self.searched.saturating_sub(at);
+        (self.at, self.tag) = (0, 0);
+    }
+
+    fn end(&mut self, pieces: &mut Pieces) -> Step {
         let step = self.tags([(CALL_END, Stage::Text)]);
         if matches!(step, Step::Advanced) {
-            self.held.drain(..self.at);
-            self.after_call = true;
-            let members: Vec<String> = std::mem::take(&mut self.arguments)
-                .into_iter()
-                .map(|(key, json)| format!("{}:{json}", Value::String(key)))
-                .collect();
-            let arguments = format!("{{{}}}", members.join(","));
-            pieces.push(Piece::Call(ToolCall { name: std::mem::take(&mut self.name), arguments }));
+            if !self.after_call {
+                pieces.0.push(Piece::Start(std::mem::take(&mut self.name)));
+                pieces.arguments("{}");
+                pieces.0.push(Piece::End);
+                self.after_call = true;
+            }
+            self.forget(self.at);
         }
         step
     }
 }
 
-fn push_text(pieces: &mut Vec<Piece>, text: &str) {
-    match pieces.last_mut() {
-        _ if text.is_empty() => {}
-        Some(Piece::Text(last)) => last.push_str(text),
-        _ => pieces.push(Piece::Text(text.to_owned())),
+/// Pieces in the order of the text, joined where they can be.
+#[derive(Default)]
+struct Pieces(Vec<Piece>);
+
+impl Pieces {
+    fn text(&mut self, text: &str) {
+        match self.0.last_mut() {
+            _ if text.is_empty() => {}
+            Some(Piece::Text(last)) => last.push_str(text),
+            _ => self.0.push(Piece::Text(text.to_owned())),
+        }
     }
+
+    fn arguments(&mut self, json: &str) {
+        match self.0.last_mut() {
+            _ if json.is_empty() => {}
+            Some(Piece::Arguments(last)) => last.push_str(json),
+            _ => self.0.push(Piece::Arguments(json.to_owned())),
+        }
+    }
+
+    /// A part of a string.
+    fn string(&mut self, text: &str) {
+        self.arguments(&inside(text));
+    }
+}
+
+/// `text` as it stands between the quotes of a JSON string.
+fn inside(text: &str) -> String {
+    let quoted = Value::from(text).to_string();
+    quoted[1..quoted.len() - 1].to_owned()
 }

@@ -19,19 +19,41 @@ fn tools() -> Vec<Value> {
             "sn": {"type": ["string", "null"]},
             "u": {},
             "loop": {"$ref": "#/$defs/Loop"},
+            "e": {"enum": [1, 2, null]},
         },
         "$defs": {"Object": {"type": "object"}, "Loop": {"$ref": "#/$defs/Loop"}},
     }}})]
 }
 
-fn parse<'a>(pieces: impl IntoIterator<Item = &'a str>) -> Vec<Piece> {
+/// What an answer holds.
+#[derive(Clone, Debug, PartialEq)]
+enum Part {
+    Text(String),
+    Call(ToolCall),
+    /// One that was cut off.
+    Begun(ToolCall),
+}
+
+fn parse<'a>(pieces: impl IntoIterator<Item = &'a str>) -> Vec<Part> {
     let mut parser = ToolCallParser::new(&tools());
-    let mut found: Vec<Piece> = Vec::new();
+    let mut found: Vec<Part> = Vec::new();
     let mut take = |pieces: Vec<Piece>| {
         for piece in pieces {
             match (found.last_mut(), piece) {
-                (Some(Piece::Text(last)), Piece::Text(text)) => last.push_str(&text),
-                (_, piece) => found.push(piece),
+                (Some(Part::Text(last)), Piece::Text(text)) => last.push_str(&text),
+                (_, Piece::Text(text)) => found.push(Part::Text(text)),
+                (_, Piece::Start(name)) => {
+                    found.push(Part::Begun(ToolCall { name, arguments: String::new() }))
+                }
+                (Some(Part::Begun(call)), Piece::Arguments(json)) => {
+                    assert!(!json.is_empty());
+                    call.arguments.push_str(&json);
+                }
+                (Some(last), Piece::End) => match last.clone() {
+                    Part::Begun(call) => *last = Part::Call(call),
+                    other => panic!("{other:?} ends"),
+                },
+                (last, piece) => panic!("{piece:?} after {last:?}"),
             }
         }
     };
@@ -40,12 +62,12 @@ fn parse<'a>(pieces: impl IntoIterator<Item = &'a str>) -> Vec<Piece> {
     found
 }
 
-fn text(text: &str) -> Piece {
-    Piece::Text(text.to_owned())
+fn text(text: &str) -> Part {
+    Part::Text(text.to_owned())
 }
 
-fn call(name: &str, arguments: &str) -> Piece {
-    Piece::Call(ToolCall { name: name.to_owned(), arguments: arguments.to_owned() })
+fn call(name: &str, arguments: &str) -> Part {
+    Part::Call(ToolCall { name: name.to_owned(), arguments: arguments.to_owned() })
 }
 
 /// A call as the model writes it.
@@ -58,7 +80,7 @@ fn written(name: &str, arguments: &[(&str, &str)]) -> String {
 /// The JSON that `value` becomes as parameter `key` of `f`.
 fn argument(key: &str, value: &str) -> String {
     match parse([written("f", &[(key, value)]).as_str()]).as_slice() {
-        [Piece::Call(call)] => call
+        [Part::Call(call)] => call
             .arguments
             .strip_prefix(&format!("{{\"{key}\":"))
             .unwrap()
@@ -104,6 +126,7 @@ fn values_take_the_type_of_the_schema() {
     assert_eq!(argument("u", "[7]"), "[7]");
     assert_eq!(argument("undeclared", "[7]"), "[7]");
     assert_eq!(argument("loop", "7"), r#""7""#);
+    assert_eq!(argument("e", "2"), "2");
 }
 
 #[test]
@@ -122,7 +145,6 @@ fn what_only_looks_like_a_call_is_text() {
         "<tool_call><function=>",
         "<tool_call><function=f>stray</function></tool_call>",
         "<tool_call><function=f></function>stray</tool_call>",
-        "<tool_call><function=f><parameter=a>1</parameter><parameter=a>2</parameter></function></tool_call>",
         "a \n<tool_ca",
     ] {
         assert_eq!(parse([not_a_call]), [text(not_a_call)]);
@@ -130,18 +152,65 @@ fn what_only_looks_like_a_call_is_text() {
 }
 
 #[test]
-fn a_call_that_is_cut_off_is_text_and_one_after_a_false_start_is_a_call() {
-    let whole = written("f", &[("s", "Paris"), ("i", "3")]);
+fn a_call_that_goes_wrong_ends_there_and_the_rest_is_text() {
+    assert_eq!(
+        parse(["<tool_call><function=f><parameter=i>1</parameter> <parameter=two words></tool_call>"]),
+        [call("f", r#"{"i":1}"#), text("<parameter=two words></tool_call>")]
+    );
+    assert_eq!(
+        parse(["<tool_call><function=f><parameter=i>1</parameter><parameter=i>2</parameter></function>"]),
+        [call("f", r#"{"i":1}"#), text("<parameter=i>2</parameter></function>")]
+    );
+    assert_eq!(
+        parse(["<tool_call><function=f><parameter=i>1</parameter></function> and more"]),
+        [call("f", r#"{"i":1}"#), text("and more")]
+    );
+}
+
+#[test]
+fn a_call_that_is_cut_off_is_text_or_the_beginning_of_a_call() {
+    let whole = written("f", &[("s", "Par\"is\n</p"), ("a", "[3, 4]"), ("u", "é")]);
+    let arguments = r#"{"s":"Par\"is\n</p","a":[3, 4],"u":"é"}"#;
+    let mut longest = 0;
     for end in (1..whole.len()).filter(|&i| whole.is_char_boundary(i)) {
-        assert_eq!(parse([&whole[..end]]), [text(&whole[..end])]);
+        match parse([&whole[..end]]).as_slice() {
+            [Part::Text(shown)] => assert!(longest == 0 && shown == &whole[..end], "{shown}"),
+            [Part::Begun(begun)] => {
+                assert!(arguments.starts_with(&begun.arguments) && begun.arguments != arguments, "{begun:?}");
+                assert!(begun.arguments.len() >= longest, "{begun:?} is shorter than one with less text");
+                longest = begun.arguments.len();
+            }
+            // Only its last tag is missing.
+            [Part::Call(call)] => {
+                assert!(call.arguments == arguments && whole[end..].len() <= 13, "{call:?}")
+            }
+            other => panic!("{other:?}"),
+        }
     }
     let late = format!("<tool_call> {whole}");
-    assert_eq!(parse([late.as_str()]), [text("<tool_call>"), call("f", r#"{"s":"Paris","i":3}"#)]);
+    assert_eq!(parse([late.as_str()]), [text("<tool_call>"), call("f", arguments)]);
+}
+
+#[test]
+fn a_string_comes_as_it_is_written() {
+    let mut parser = ToolCallParser::new(&tools());
+    let arguments = |json: &str| Piece::Arguments(json.to_owned());
+    assert_eq!(parser.push("<tool_call>\n<function=f>\n<parameter=s"), []);
+    assert_eq!(parser.push(">\n"), [Piece::Start("f".into()), arguments(r#"{"s":""#)]);
+    assert_eq!(parser.push("fn main() {\n"), [arguments("fn main() {")]);
+    assert_eq!(parser.push("    \"a\" </par"), [arguments(r#"\n    \"a\" "#)]);
+    assert_eq!(parser.push("a>\n</parameter>"), [arguments("</para>")]);
+    assert_eq!(parser.push("\n<parameter=i>\n1"), [arguments(r#"","i":"#)]);
+    assert_eq!(parser.push("2\n</parameter>\n</func"), []);
+    assert_eq!(parser.push("tion>"), [arguments("12}"), Piece::End]);
+    assert_eq!(parser.push("\n</tool_call>"), []);
+    assert_eq!(parser.finish(), []);
 }
 
 #[test]
 fn text_that_cannot_become_a_call_is_not_held_back() {
     let mut parser = ToolCallParser::new(&[]);
+    let text = |text: &str| Piece::Text(text.to_owned());
     assert_eq!(parser.push("a < b <tool"), [text("a < b")]);
     assert_eq!(parser.push("s> and "), [text(" <tools> and")]);
     assert_eq!(parser.push("<tool_call> I mean"), [text(" <tool_call> I mean")]);
@@ -155,6 +224,7 @@ proptest! {
         parts in prop::collection::vec(prop::sample::select(vec![
             "<tool_call>", "\n", "<function=f>", "<parameter=s>", "</parameter>", "</function>", "</tool_call>",
             "<tool", "<parameter=", "x", " é ", "1",
+            "<parameter=i>", "<parameter=u>", "[1]", "null", "<parameter=sn>",
             "<tool_call>\n<function=f>\n<parameter=s>\nv", "\n</parameter>\n</function>\n</tool_call>",
         ]), 0..14),
         cuts in prop::collection::vec(any::<prop::sample::Index>(), 0..12),
@@ -166,7 +236,12 @@ proptest! {
         cuts.sort();
         let found = parse(cuts.windows(2).map(|w| &answer[w[0]..w[1]]));
         prop_assert_eq!(&found, &parse([answer.as_str()]));
-        if !found.iter().any(|piece| matches!(piece, Piece::Call(_))) && !answer.is_empty() {
+        for part in &found {
+            if let Part::Call(call) = part {
+                prop_assert!(serde_json::from_str::<Value>(&call.arguments).is_ok(), "{:?}", call);
+            }
+        }
+        if !found.iter().any(|part| !matches!(part, Part::Text(_))) && !answer.is_empty() {
             prop_assert_eq!(found, [text(&answer)]);
         }
     }
@@ -202,19 +277,28 @@ fn deltas(opened: bool, tools: &[Value], pieces: &[&str]) -> Vec<Delta> {
 #[test]
 fn calls_are_found_in_content_and_in_reasoning() {
     let written = written("f", &[("i", "1")]);
-    let call = || Delta::ToolCall(ToolCall { name: "f".into(), arguments: r#"{"i":1}"#.into() });
+    let call = || {
+        let arguments = Delta::Arguments(r#"{"i":1}"#.into());
+        [Delta::ToolCall { name: "f".into() }, arguments, Delta::ToolCallEnd]
+    };
     let after = format!("Hm <tool\n</think>\n\nLook:\n{written}");
     assert_eq!(
         deltas(true, &tools(), &[&after]),
         [
-            Delta::Reasoning("Hm".into()),
-            Delta::Reasoning(" <tool".into()),
-            Delta::Content("Look:".into()),
-            call()
+            vec![
+                Delta::Reasoning("Hm".into()),
+                Delta::Reasoning(" <tool".into()),
+                Delta::Content("Look:".into())
+            ],
+            call().to_vec()
         ]
+        .concat()
     );
     let inside = format!("I need f.\n{written}");
-    assert_eq!(deltas(true, &tools(), &[&inside]), [Delta::Reasoning("I need f.".into()), call()]);
+    assert_eq!(
+        deltas(true, &tools(), &[&inside]),
+        [vec![Delta::Reasoning("I need f.".into())], call().to_vec()].concat()
+    );
 }
 
 #[test]

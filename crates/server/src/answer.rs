@@ -161,6 +161,6 @@ impl Answer {
     }
 
     fn note_calls(&mut self, deltas: &[Delta]) {
-        self.called |= deltas.iter().any(|delta| matches!(delta, Delta::ToolCall(_)));
+        self.called |= deltas.iter().any(|delta| matches!(delta, Delta::ToolCall { .. }));
     }
 }

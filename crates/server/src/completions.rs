@@ -141,7 +141,7 @@ async fn whole(started: Started) -> Result<TextCompletion, ApiError> {
 fn joined(parts: Vec<Delta>) -> String {
     let text = |part| match part {
         Delta::Content(text) => Some(text),
-        Delta::Reasoning(_) | Delta::ToolCall(_) => None,
+        Delta::Reasoning(_) | Delta::ToolCall { .. } | Delta::Arguments(_) | Delta::ToolCallEnd => None,
     };
     parts.into_iter().filter_map(text).collect()
 }

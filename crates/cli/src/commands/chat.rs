@@ -219,7 +219,7 @@ impl Printer {
                 out.write_all(text.as_bytes())?;
                 self.printed = true;
             }
-            Delta::Reasoning(_) | Delta::ToolCall(_) => {}
+            Delta::Reasoning(_) | Delta::ToolCall { .. } | Delta::Arguments(_) | Delta::ToolCallEnd => {}
         }
         out.flush()
     }

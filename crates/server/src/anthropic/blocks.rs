@@ -18,6 +18,7 @@ pub const SIGNATURE: &str = "lily";
 enum Kind {
     Text,
     Thinking,
+    Call,
 }
 
 /// Writes the blocks of one answer.
@@ -50,17 +51,16 @@ impl BlockWriter {
                     self.ensure(Kind::Text, &mut events);
                     events.push(self.delta(BlockDelta::TextDelta { text }));
                 }
-                Part::ToolCall(call) => {
+                Part::ToolCall { name } => {
                     self.close(&mut events);
                     let input = Value::Object(Map::new());
-                    events.push(self.start(Block::ToolUse {
-                        id: unique_id("toolu_"),
-                        name: call.name,
-                        input,
-                    }));
-                    events.push(self.delta(BlockDelta::InputJsonDelta { partial_json: call.arguments }));
-                    events.push(self.stop());
+                    events.push(self.start(Block::ToolUse { id: unique_id("toolu_"), name, input }));
+                    self.open = Some(Kind::Call);
                 }
+                Part::Arguments(partial_json) => {
+                    events.push(self.delta(BlockDelta::InputJsonDelta { partial_json }));
+                }
+                Part::ToolCallEnd => self.close(&mut events),
             }
         }
         events
@@ -79,7 +79,7 @@ impl BlockWriter {
         }
         self.close(events);
         events.push(self.start(match kind {
-            Kind::Text => Block::Text { text: String::new() },
+            Kind::Text | Kind::Call => Block::Text { text: String::new() },
             Kind::Thinking => Block::Thinking { thinking: String::new(), signature: String::new() },
         }));
         self.open = Some(kind);
@@ -88,7 +88,7 @@ impl BlockWriter {
     fn close(&mut self, events: &mut Vec<StreamEvent>) {
         match self.open.take() {
             None => return,
-            Some(Kind::Text) => {}
+            Some(Kind::Text | Kind::Call) => {}
             Some(Kind::Thinking) => {
                 events.push(self.delta(BlockDelta::SignatureDelta { signature: SIGNATURE.to_string() }));
             }
@@ -111,8 +111,8 @@ impl BlockWriter {
     }
 }
 
-/// The content that `events` tell of. The error is one sentence about a call's arguments that are no JSON.
-pub fn join(events: Vec<StreamEvent>) -> Result<Vec<Block>, String> {
+/// The content that `events` tell of. A call that was cut off is text: what there is of its arguments.
+pub fn join(events: Vec<StreamEvent>) -> Vec<Block> {
     let mut blocks = Vec::new();
     let mut arguments = String::new();
     for event in events {
@@ -136,10 +136,16 @@ pub fn join(events: Vec<StreamEvent>) -> Result<Vec<Block>, String> {
                 _ => {}
             },
             StreamEvent::ContentBlockStop { .. } => {
-                if let Some(Block::ToolUse { name, input, .. }) = blocks.last_mut() {
-                    *input = serde_json::from_str(&std::mem::take(&mut arguments)).map_err(|error| {
-                        format!("the arguments of the call of {name:?} are not JSON: {error}")
-                    })?;
+                if let Some(Block::ToolUse { input, .. }) = blocks.last_mut() {
+                    let text = std::mem::take(&mut arguments);
+                    match serde_json::from_str(&text) {
+                        Ok(arguments) => *input = arguments,
+                        // The answer was cut off in the call, and half of one must not look like a call.
+                        Err(_) => {
+                            blocks.pop();
+                            blocks.push(Block::Text { text });
+                        }
+                    }
                 }
             }
             StreamEvent::MessageStart { .. }
@@ -147,28 +153,31 @@ pub fn join(events: Vec<StreamEvent>) -> Result<Vec<Block>, String> {
             | StreamEvent::MessageStop => {}
         }
     }
-    Ok(blocks)
+    blocks
 }
 
 #[cfg(test)]
 mod tests {
-    use lily_engine::tool_calls::ToolCall;
-
     use super::*;
 
     fn parts() -> Vec<Part> {
         let call = |arguments: &str| {
-            Part::ToolCall(ToolCall { name: "add".to_string(), arguments: arguments.to_string() })
+            [
+                Part::ToolCall { name: "add".to_string() },
+                Part::Arguments(arguments.to_string()),
+                Part::ToolCallEnd,
+            ]
         };
-        vec![
+        let mut parts = vec![
             Part::Reasoning("Let me ".to_string()),
             Part::Reasoning("see.".to_string()),
             Part::Content("I ".to_string()),
             Part::Content("add.".to_string()),
-            call("{\"a\":1}"),
-            call("{}"),
-            Part::Content("Done.".to_string()),
-        ]
+        ];
+        parts.extend(call("{\"a\":1}"));
+        parts.extend(call("{}"));
+        parts.push(Part::Content("Done.".to_string()));
+        parts
     }
 
     #[test]
@@ -201,7 +210,7 @@ mod tests {
             let mut writer = BlockWriter::new(omit);
             let mut events: Vec<_> = pushes.into_iter().flat_map(|parts| writer.push(parts)).collect();
             events.extend(writer.finish());
-            let mut blocks = serde_json::to_value(join(events).unwrap()).unwrap();
+            let mut blocks = serde_json::to_value(join(events)).unwrap();
             for block in blocks.as_array_mut().unwrap() {
                 block.as_object_mut().unwrap().remove("id");
             }

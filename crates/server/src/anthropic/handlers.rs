@@ -124,7 +124,7 @@ async fn whole(started: Started) -> Result<Message, ApiError> {
     events.extend(writer.finish());
     let ended = message_end(&end, &stop_sequences, max_tokens);
     end.log(&message.id, ended.stop_reason);
-    message.content = blocks::join(events).map_err(ApiError::internal)?;
+    message.content = blocks::join(events);
     message.stop_reason = Some(ended.stop_reason);
     message.stop_sequence = ended.stop_sequence;
     message.usage = usage(&end);

@@ -30,15 +30,28 @@ pub fn delta(parts: Vec<Part>, calls: &mut usize) -> Delta {
         match part {
             Part::Reasoning(text) => delta.reasoning_content.get_or_insert_default().push_str(&text),
             Part::Content(text) => delta.content.get_or_insert_default().push_str(&text),
-            Part::ToolCall(call) => {
+            Part::ToolCall { name } => {
                 delta.tool_calls.push(ToolCallDelta {
                     index: *calls,
                     id: Some(unique_id("call_")),
                     r#type: Some("function"),
-                    function: FunctionDelta { name: Some(call.name), arguments: call.arguments },
+                    function: FunctionDelta { name: Some(name), arguments: String::new() },
                 });
                 *calls += 1;
             }
+            Part::Arguments(json) => {
+                let index = calls.saturating_sub(1);
+                match delta.tool_calls.last_mut() {
+                    Some(call) if call.index == index => call.function.arguments.push_str(&json),
+                    _ => delta.tool_calls.push(ToolCallDelta {
+                        index,
+                        id: None,
+                        r#type: None,
+                        function: FunctionDelta { name: None, arguments: json },
+                    }),
+                }
+            }
+            Part::ToolCallEnd => {}
         }
     }
     delta
