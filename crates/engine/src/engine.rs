@@ -14,6 +14,7 @@ mod request;
 mod scheduler;
 mod spill;
 mod stats;
+mod steering;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -23,11 +24,13 @@ use std::time::{Duration, Instant};
 use lily_model::tokenizer::Tokenizer;
 
 use crate::backend::Backend;
+use crate::constraint::Grammars;
 use crate::prefix_cache::disk::DiskOptions;
 use crate::prefix_cache::positions::{EVERY, TurnMarkers};
 use crate::stop::StopMatcher;
 use queue::{Job, Queue};
 use scheduler::Scheduler;
+use steering::Steering;
 
 pub use generation::{Event, FinishReason, Generation, Timings, Usage};
 pub use queue::Load;
@@ -101,6 +104,7 @@ struct Handle {
     queue: Arc<Queue>,
     thread: Mutex<Option<JoinHandle<()>>>,
     tokenizer: Tokenizer,
+    grammars: Grammars,
     vocab: usize,
     context_limit: usize,
     /// Tokens of the longest sequence that memory holds, at most the context.
@@ -147,11 +151,13 @@ impl Engine {
             }
         };
         let thread = Mutex::new(thread);
+        let grammars = Grammars::new(tokenizer.clone(), vocab, &options.eos_token_ids);
         Engine {
             handle: Arc::new(Handle {
                 queue,
                 thread,
                 tokenizer,
+                grammars,
                 vocab,
                 context_limit,
                 fits,
@@ -162,10 +168,20 @@ impl Engine {
         }
     }
 
-    /// Takes a request, or says at once why not.
+    /// Takes a request, or says at once why not. Compiling a constraint can take a moment: in an async runtime
+    /// call it where blocking is allowed.
     pub fn submit(&self, request: Request) -> Result<Generation, SubmitError> {
         let handle = &*self.handle;
-        let Request { prompt, sampling, max_tokens, stop, ignore_eos, prefill_chunk } = request;
+        let Request {
+            prompt,
+            sampling,
+            max_tokens,
+            stop,
+            ignore_eos,
+            constraint,
+            thinking_budget,
+            prefill_chunk,
+        } = request;
         if prompt.is_empty() {
             return Err(SubmitError::EmptyPrompt);
         }
@@ -189,6 +205,9 @@ impl Engine {
         }
         sampling.validate(handle.vocab)?;
         let stops = StopMatcher::new(stop)?;
+        let guide = constraint.map(|constraint| handle.grammars.compile(&constraint)).transpose()?;
+        let eos = &handle.options.eos_token_ids;
+        let steering = Steering::new(&handle.tokenizer, eos, &prompt, thinking_budget, guide);
 
         let room = handle.fits - prompt.len();
         let (events, generation) = generation::channel();
@@ -199,6 +218,7 @@ impl Engine {
             sampling,
             stops,
             ignore_eos,
+            steering,
             events,
             submitted: Instant::now(),
         })?;

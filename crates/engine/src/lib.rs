@@ -24,10 +24,11 @@
 //! - A request whose [`engine::Generation`] is dropped frees its place within one step.
 //!
 //! Read first: [`backend`], the contract that every device fulfils; then [`engine`], the handle; then
-//! `engine/scheduler.rs`, the loop. [`sampler`] and [`stop`] stand alone, as do [`reasoning`] and
+//! `engine/scheduler.rs`, the loop. [`constraint`] keeps an answer to a grammar. [`sampler`] and [`stop`] stand alone, as do [`reasoning`] and
 //! [`tool_calls`], which take the model's text apart; [`output`] is the two together.
 
 pub mod backend;
+pub mod constraint;
 pub mod engine;
 pub mod output;
 pub mod prefix_cache;

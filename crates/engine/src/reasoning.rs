@@ -9,7 +9,7 @@
 use crate::tags::{Tag, partial_tag, starts_with_tag};
 
 const OPEN: &str = "<think>";
-const CLOSE: &str = "</think>";
+pub(crate) const CLOSE: &str = "</think>";
 
 /// Text that became certain; either part may be empty. The reasoning comes before the content.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -8,12 +8,13 @@
 //! 2. **logit bias** is added.
 //! 3. **penalties**, in vLLM's order: repetition (over prompt and generated tokens, as Hugging Face defines
 //!    it), then frequency and presence (over generated tokens only, as OpenAI defines them).
-//! 4. **temperature** 0 ends here with the largest logit, the lowest id among equals.
-//! 5. Otherwise logits are divided by the temperature and filtered by **top_k**, then **top_p** over what
+//! 4. The **constraint** of a request takes out every token that its grammar does not allow.
+//! 5. **temperature** 0 ends here with the largest logit, the lowest id among equals.
+//! 6. Otherwise logits are divided by the temperature and filtered by **top_k**, then **top_p** over what
 //!    top_k left, then **min_p** relative to the most probable token: the order of Hugging Face's warpers.
-//! 6. One uniform number picks from what is left, by the cumulative sum in order of token id.
+//! 7. One uniform number picks from what is left, by the cumulative sum in order of token id.
 //!
-//! Everything from step 5 on is f64 additions, multiplications and comparisons in a fixed order, on an
+//! Everything from step 6 on is f64 additions, multiplications and comparisons in a fixed order, on an
 //! exponential of Lily's own (`exp.rs`) and a generator of Lily's own (`random.rs`): the same logits and seed
 //! give the same token on every platform.
 //!
@@ -97,6 +98,17 @@ impl Sampler {
     /// Chooses the next token from `logits`, `[vocab]`, and counts it for the penalties. Bias and penalties
     /// are applied in place. -infinity means "never"; NaN and +infinity are errors.
     pub fn sample(&mut self, logits: &mut [f32]) -> Result<Sampled, SampleError> {
+        self.sample_among(logits, |_| {})
+    }
+
+    /// As [`Sampler::sample`], among the tokens that `restrict` leaves: it sets the logits of all others to
+    /// -infinity. So a constraint holds whatever bias and penalties say, and top_k, top_p and min_p filter what it
+    /// allows; log-probabilities do not know of it.
+    pub fn sample_among(
+        &mut self,
+        logits: &mut [f32],
+        restrict: impl FnOnce(&mut [f32]),
+    ) -> Result<Sampled, SampleError> {
         check_finite(logits)?;
         if self.params.logprobs.is_some() {
             self.raw.clear();
@@ -104,6 +116,7 @@ impl Sampler {
         }
         self.apply_bias(logits);
         self.penalties.apply(logits);
+        restrict(logits);
         let best = argmax(logits).ok_or(SampleError::NoCandidate { vocab: logits.len() })?;
         let token = if self.params.is_greedy() { best.token } else { self.draw(logits, best) };
         self.penalties.record(token);

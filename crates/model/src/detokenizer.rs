@@ -22,6 +22,11 @@ impl Detokenizer {
         Detokenizer { tokenizer, held: Vec::new() }
     }
 
+    /// Whether the text so far ends with a whole character.
+    pub fn is_whole(&self) -> bool {
+        self.held.is_empty()
+    }
+
     /// Appends a token and returns the text that it completed, which is empty for special tokens, for ids
     /// outside the vocabulary and where a character is still unfinished.
     pub fn push(&mut self, token: u32) -> String {

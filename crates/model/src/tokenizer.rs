@@ -161,6 +161,12 @@ impl Tokenizer {
         added.simple_id_to_token(id).is_some_and(|token| added.is_special_token(&token))
     }
 
+    /// Whether `id` is a marker of the wire format, special or not: one that the vocabulary holds beside the tokens
+    /// of ordinary text.
+    pub fn is_added(&self, id: u32) -> bool {
+        self.inner.tokenizer.get_added_vocabulary().simple_id_to_token(id).is_some()
+    }
+
     /// The bytes that token `id` stands for, which may begin or end inside a UTF-8 character; `None` for
     /// ids that the vocabulary does not have.
     pub fn token_bytes(&self, id: u32) -> Option<Vec<u8>> {

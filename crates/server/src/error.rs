@@ -4,6 +4,7 @@
 use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use lily_engine::constraint::Subject;
 use lily_engine::engine::SubmitError;
 use lily_model::chat_template::TemplateError;
 use serde::Serialize;
@@ -109,6 +110,16 @@ impl From<SubmitError> for ApiError {
             SubmitError::Zero { field } => ApiError::invalid(field, message),
             SubmitError::Sampling(error) => ApiError::invalid(error.field, message),
             SubmitError::Stop(_) => ApiError::invalid("stop", message),
+            SubmitError::Constraint(error) => {
+                let field = match error.subject {
+                    Subject::JsonSchema => "response_format.json_schema.schema".to_owned(),
+                    Subject::Regex => "regex".to_owned(),
+                    Subject::Grammar => "grammar".to_owned(),
+                    Subject::Tools => "tools".to_owned(),
+                    Subject::Tool { index, .. } => format!("tools[{index}].function.parameters"),
+                };
+                ApiError::invalid(field, message)
+            }
             SubmitError::Busy { .. } => {
                 ApiError::plain(StatusCode::TOO_MANY_REQUESTS, "rate_limit_exceeded", message)
             }

@@ -12,9 +12,10 @@ use lily_model::tokenizer::Tokenizer;
 use super::generation::{Event, EventSender, FinishReason, Timings, Usage};
 use super::queue::Job;
 use super::spill::Loading;
+use super::steering::{Course, Steering};
 use crate::backend::{DecodeStep, Input, SequenceId, StepOutput, Want};
 use crate::prefix_cache::tree::EntryId;
-use crate::sampler::Sampler;
+use crate::sampler::{Sampler, TokenLogprobs};
 use crate::stop::StopMatcher;
 
 /// See the module's page.
@@ -39,6 +40,8 @@ pub(super) struct Active {
     ignore_eos: bool,
     /// `None` where the device's own choice is all that is asked for.
     sampler: Option<Sampler>,
+    /// `None` where nothing overrules that choice, or nothing does any more.
+    steering: Option<Steering>,
     detokenizer: Detokenizer,
     stops: StopMatcher,
     events: EventSender,
@@ -69,7 +72,13 @@ pub(super) struct Active {
 
 impl Active {
     pub(super) fn new(job: Job, tokenizer: &Tokenizer) -> Active {
-        let sampler = (!job.sampling.device_can_sample()).then(|| Sampler::new(job.sampling, &job.prompt));
+        let mut steering = job.steering;
+        let needs_logits = steering.as_ref().is_some_and(Steering::needs_logits);
+        let by_host = needs_logits || !job.sampling.device_can_sample();
+        let sampler = by_host.then(|| Sampler::new(job.sampling, &job.prompt));
+        if let Some(steering) = &mut steering {
+            steering.prepare();
+        }
         Active {
             sequence: None,
             held: None,
@@ -83,6 +92,7 @@ impl Active {
             max_tokens: job.max_tokens,
             ignore_eos: job.ignore_eos,
             sampler,
+            steering,
             detokenizer: Detokenizer::new(tokenizer.clone()),
             stops: job.stops,
             events: job.events,
@@ -151,7 +161,7 @@ impl Active {
 
     /// Whether the host chooses this sequence's tokens, so that its next step has to wait for the last one.
     pub(super) fn needs_host(&self) -> bool {
-        self.sampler.is_some()
+        self.sampler.is_some() || self.steering.is_some()
     }
 
     /// Whether the sequence can be closed.
@@ -175,7 +185,7 @@ impl Active {
     }
 
     fn want(&self) -> Want {
-        if self.needs_host() { Want::Logits } else { Want::Token }
+        if self.sampler.is_some() { Want::Logits } else { Want::Token }
     }
 
     /// Whether a part of the prompt is still to be enqueued.
@@ -265,31 +275,58 @@ impl Active {
     }
 
     /// Takes the next token out of `output` and tells the reader.
-    fn choose(&mut self, mut output: StepOutput, eos: &[u32]) {
-        let (id, logprobs) = match &mut self.sampler {
-            Some(sampler) => match sampler.sample(&mut output.logits) {
-                Ok(sampled) => (sampled.token, sampled.logprobs),
-                Err(error) => return self.fail(error.to_string()),
-            },
-            None => match output.token {
-                Some(token) => (token, None),
-                None => return self.fail("the backend chose no token though one was asked for".to_owned()),
-            },
+    fn choose(&mut self, output: StepOutput, eos: &[u32]) {
+        let (id, logprobs) = match self.pick(output) {
+            Ok(picked) => picked,
+            Err(reason) => return self.fail(reason),
         };
         self.chosen += 1;
         self.tokens.push(id);
         self.first_token.get_or_insert_with(Instant::now);
-        if !self.ignore_eos && eos.contains(&id) {
+        let ends = !self.ignore_eos || self.steering.as_ref().is_some_and(Steering::ends_answer);
+        if ends && eos.contains(&id) {
             return self.finish(FinishReason::EndOfSequence);
         }
         let piece = self.detokenizer.push(id);
+        let course = match &mut self.steering {
+            Some(steering) => steering.accept(id, &piece, self.detokenizer.is_whole()),
+            None => Ok(Course::Steered),
+        };
         let released = self.stops.push(&piece);
         self.events.send(Event::Token { id, text: released.text, logprobs });
         if released.stopped {
             self.finish(FinishReason::StopString);
-        } else if self.chosen == self.max_tokens {
+            return;
+        }
+        match course {
+            Ok(Course::Complete) => return self.finish(FinishReason::EndOfSequence),
+            Ok(Course::Free) => self.steering = None,
+            Ok(Course::Steered) => {}
+            Err(reason) => return self.fail(reason),
+        }
+        if self.chosen == self.max_tokens {
             self.finish(FinishReason::Length);
         }
+    }
+
+    /// The next token: what is forced, else what the sampler finds among those allowed, else the device's own.
+    fn pick(&mut self, mut output: StepOutput) -> Result<(u32, Option<TokenLogprobs>), String> {
+        if let Some(forced) = self.steering.as_mut().and_then(Steering::forced) {
+            return Ok((forced, None));
+        }
+        let Some(sampler) = &mut self.sampler else {
+            let missing = "the backend chose no token though one was asked for";
+            return output.token.map(|token| (token, None)).ok_or_else(|| missing.to_owned());
+        };
+        let allowed = self.steering.as_mut().map_or(Ok(None), Steering::allowed)?;
+        let restrict = |logits: &mut [f32]| {
+            if let Some(allowed) = &allowed {
+                allowed.apply(logits);
+            }
+        };
+        let sampled =
+            sampler.sample_among(&mut output.logits, restrict).map_err(|error| error.to_string())?;
+        Ok((sampled.token, sampled.logprobs))
     }
 
     fn finish(&mut self, reason: FinishReason) {

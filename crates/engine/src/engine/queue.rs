@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use super::generation::{Event, EventSender};
 use super::request::SubmitError;
 use super::stats::Stats;
+use super::steering::Steering;
 use crate::sampler::SamplingParams;
 use crate::stop::StopMatcher;
 
@@ -20,6 +21,8 @@ pub(super) struct Job {
     pub(super) chunk: usize,
     pub(super) stops: StopMatcher,
     pub(super) ignore_eos: bool,
+    /// `None` where everything is left to the model.
+    pub(super) steering: Option<Steering>,
     pub(super) events: EventSender,
     pub(super) submitted: Instant,
 }

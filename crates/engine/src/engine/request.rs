@@ -1,5 +1,6 @@
 //! What can be asked of the engine, and why it may refuse.
 
+use crate::constraint::{Constraint, ConstraintError};
 use crate::sampler::{InvalidParam, SamplingParams};
 use crate::stop::InvalidStop;
 
@@ -16,6 +17,12 @@ pub struct Request {
     pub stop: Vec<String>,
     /// Generate past end-of-sequence tokens.
     pub ignore_eos: bool,
+    /// What the answer must look like, after its reasoning where the prompt opens a block of it. The answer ends
+    /// when nothing can follow; at `max_tokens` it is cut off like any other.
+    pub constraint: Option<Constraint>,
+    /// The most tokens of reasoning, where the prompt ends inside a block of it: then the block is closed in the
+    /// chat template's words, which count like other tokens of the answer. `None` leaves its end to the model.
+    pub thinking_budget: Option<usize>,
     /// Tokens per prefill call, at least 1; `None` takes [`EngineOptions::prefill_chunk`].
     ///
     /// [`EngineOptions::prefill_chunk`]: crate::engine::EngineOptions::prefill_chunk
@@ -31,6 +38,8 @@ impl Request {
             max_tokens: None,
             stop: Vec::new(),
             ignore_eos: false,
+            constraint: None,
+            thinking_budget: None,
             prefill_chunk: None,
         }
     }
@@ -84,6 +93,9 @@ pub enum SubmitError {
     /// Stop strings that cannot be used.
     #[error(transparent)]
     Stop(#[from] InvalidStop),
+    /// A constraint that cannot be enforced.
+    #[error(transparent)]
+    Constraint(#[from] ConstraintError),
     /// As many requests were taken as may be.
     #[error("{running} requests are running and {waiting} are waiting, which is the most; try again later")]
     Busy {
