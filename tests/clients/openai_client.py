@@ -129,7 +129,7 @@ def check_refusals(client, model):
     image = user([{"type": "image_url", "image_url": {"url": "data:,"}}])
     long = user("long " * 400_000)
     cases = [
-        ({"response_format": {"type": "json_object"}}, "response_format", "unsupported_parameter"),
+        ({"response_format": {"type": "yaml"}}, "response_format", "invalid_value"),
         ({"temperature": 9}, "temperature", "invalid_value"),
         ({"extra_body": {"min_p": 2}}, "min_p", "invalid_value"),
         ({"messages": image}, "messages[0].content[0].type", "unsupported_parameter"),

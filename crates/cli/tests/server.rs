@@ -30,9 +30,15 @@ fn joined(events: &[Value]) -> (String, String, Vec<Value>, Value) {
         let delta = &choice["delta"];
         content.push_str(delta["content"].as_str().unwrap_or_default());
         reasoning.push_str(delta["reasoning_content"].as_str().unwrap_or_default());
-        calls.extend(
-            delta["tool_calls"].as_array().into_iter().flatten().map(|call| call["function"].clone()),
-        );
+        for call in delta["tool_calls"].as_array().into_iter().flatten() {
+            let index = call["index"].as_u64().expect("a place") as usize;
+            if index == calls.len() {
+                calls.push(json!({"name": call["function"]["name"], "arguments": ""}));
+            }
+            let arguments = call["function"]["arguments"].as_str().expect("arguments");
+            let known = calls[index]["arguments"].as_str().unwrap_or_default();
+            calls[index]["arguments"] = json!(format!("{known}{arguments}"));
+        }
         if !choice["finish_reason"].is_null() {
             finish = choice["finish_reason"].clone();
         }

@@ -4,7 +4,8 @@ use axum::Json;
 use axum::extract::State;
 use axum::response::sse::Event;
 use axum::response::{IntoResponse, Response};
-use lily_engine::engine::Request;
+use lily_engine::constraint::Subject;
+use lily_engine::engine::{Request, SubmitError};
 use lily_engine::sampler::TokenLogprobs;
 use lily_model::tokenizer::Tokenizer;
 use tokio::task::JoinSet;
@@ -55,14 +56,32 @@ impl Started {
                     max_tokens: request.max_tokens,
                     stop: request.stop.clone(),
                     ignore_eos: request.ignore_eos,
+                    constraint: request.asked.as_ref().map(|asked| asked.constraint.clone()),
+                    thinking_budget: request.thinking_budget,
                     ..Request::new(prompt.tokens.clone())
-                })?;
+                });
+                let generation = generation.map_err(|error| refused(&request, error))?;
                 Ok(Answer::new(generation, prompt.thinking, &request.tools))
             })
             .collect::<Result<_, ApiError>>()?;
         let id = assemble::unique_id("chatcmpl-");
         Ok(Started { model, request, id, created: unix_time(), answers })
     }
+}
+
+/// A constraint that cannot be enforced came from one of several fields.
+fn refused(request: &ChatRequest, error: SubmitError) -> ApiError {
+    let (Some(asked), SubmitError::Constraint(reason)) = (&request.asked, &error) else {
+        return error.into();
+    };
+    let field = match &reason.subject {
+        Subject::Tool { name, .. } => {
+            let index = request.tools.iter().position(|tool| tool["function"]["name"] == **name);
+            format!("tools[{}].function.parameters", index.unwrap_or_default())
+        }
+        _ => asked.field.clone(),
+    };
+    ApiError::invalid(field.clone(), format!("`{field}`: {error}"))
 }
 
 /// Waits for every choice.

@@ -7,6 +7,7 @@
 use lily_engine::sampler::MAX_LOGPROBS;
 use serde_json::{Map, Value};
 
+use super::constraints::{self, Asked};
 use super::fields::{Fields, missing, wrong_type};
 use super::{messages, tools};
 use crate::error::ApiError;
@@ -26,6 +27,10 @@ pub struct ChatRequest {
     pub messages: Vec<Value>,
     /// Tools that the model is told about.
     pub tools: Vec<Value>,
+    /// What the answer must look like.
+    pub asked: Option<Asked>,
+    /// Most tokens of thinking.
+    pub thinking_budget: Option<usize>,
     /// Whether to think before answering; `None` where the request says nothing.
     pub thinking: Option<bool>,
     /// Further variables for the chat template.
@@ -78,14 +83,18 @@ impl ChatRequest {
         let value = crate::body::json(body)?;
         let body = Fields::body(&value)?;
         refuse_unsupported(&body)?;
-        let (thinking, template_variables) = thinking(&body)?;
+        let (thinking, mut template_variables) = thinking(&body)?;
+        let thinking_budget = thinking_budget(&body, &mut template_variables)?;
+        let tools = tools::declared(&body, constraints::asked(&body)?)?;
         let stream = body.boolean("stream")?.unwrap_or(false);
         let messages = body.list("messages")?.ok_or_else(|| missing("messages"))?;
         Ok(ChatRequest {
             model: body.text("model")?.map(str::to_string),
             messages: messages::normalise(messages, "messages")?,
-            tools: tools::declared(&body)?,
+            tools: tools.declared,
+            asked: tools.asked,
             thinking,
+            thinking_budget,
             template_variables,
             sampling: sampling(&body)?,
             stop: stop(&body)?,
@@ -111,9 +120,6 @@ fn refuse_unsupported(body: &Fields<'_>) -> Result<(), ApiError> {
         ("prediction", "Lily does not verify predicted text"),
         ("web_search_options", "Lily does not reach the network"),
         ("best_of", "Lily returns every choice that it generates; send `n`"),
-        ("guided_json", "Lily does not constrain the answer"),
-        ("guided_regex", "Lily does not constrain the answer"),
-        ("guided_grammar", "Lily does not constrain the answer"),
     ] {
         if body.get(name).is_some() {
             return refuse(name, reason);
@@ -133,17 +139,6 @@ fn refuse_unsupported(body: &Fields<'_>) -> Result<(), ApiError> {
     }
     if body.text("service_tier")?.is_some_and(|tier| !matches!(tier, "auto" | "default")) {
         return refuse("service_tier", "there is one tier; send \"auto\" or \"default\"");
-    }
-    if let Some(format) = body.object("response_format")? {
-        match format.text("type")?.ok_or_else(|| missing("response_format.type"))? {
-            "text" => {}
-            other => {
-                let message = format!(
-                    "`response_format.type` {other:?} is not supported: Lily does not constrain the answer; send \"text\""
-                );
-                return Err(ApiError::unsupported("response_format", message));
-            }
-        }
     }
     Ok(())
 }
@@ -186,6 +181,24 @@ fn thinking(body: &Fields<'_>) -> Result<(Option<bool>, Map<String, Value>), Api
         }
     }
     Ok((said, variables))
+}
+
+/// The most tokens of thinking, said as a field of the request or among the template's variables.
+fn thinking_budget(body: &Fields<'_>, variables: &mut Map<String, Value>) -> Result<Option<usize>, ApiError> {
+    let range = || 0..=i64::from(u32::MAX);
+    let field = body.integer("thinking_budget", range())?;
+    let variable = match body.object("chat_template_kwargs")? {
+        Some(kwargs) => kwargs.integer("thinking_budget", range())?,
+        None => None,
+    };
+    variables.remove("thinking_budget");
+    match (field, variable) {
+        (Some(field), Some(variable)) if field != variable => {
+            let path = "chat_template_kwargs.thinking_budget";
+            Err(ApiError::invalid(path, format!("`{path}` contradicts `thinking_budget`")))
+        }
+        (field, variable) => Ok(field.or(variable).map(|budget| budget as usize)),
+    }
 }
 
 pub(crate) fn sampling(body: &Fields<'_>) -> Result<SamplingRequest, ApiError> {
@@ -290,10 +303,8 @@ mod tests {
             ("modalities", json!(["text", "audio"])),
             ("moderation", json!({"model": "m"})),
             ("prediction", json!({"type": "content", "content": "x"})),
-            ("response_format", json!({"type": "json_object"})),
             ("service_tier", json!("flex")),
             ("store", json!(true)),
-            ("tool_choice", json!({"type": "function", "function": {"name": "f"}})),
             ("verbosity", json!("low")),
             ("web_search_options", json!({})),
         ];
@@ -309,6 +320,7 @@ mod tests {
     fn values_outside_the_protocol_are_refused_by_their_field() {
         let cases = [
             ("enable_thinking", json!("yes")),
+            ("grammar", json!(7)),
             ("logit_bias", json!({"fish": 1})),
             ("logprobs", json!(1)),
             ("max_completion_tokens", json!(0)),
@@ -316,12 +328,16 @@ mod tests {
             ("model", json!(7)),
             ("n", json!(0)),
             ("reasoning_effort", json!("lots")),
+            ("regex", json!(["a"])),
+            ("response_format", json!({"type": "yaml"})),
             ("seed", json!(1.5)),
             ("stop", json!({"text": "x"})),
             ("stream", json!("true")),
             ("stream_options", json!({"include_usage": true})),
             ("temperature", json!(2.1)),
+            ("thinking_budget", json!(-1)),
             ("tool_choice", json!("sometimes")),
+            ("tool_choice", json!({"type": "function", "function": {"name": "undeclared"}})),
             ("tools", json!({})),
             ("top_k", json!(-2)),
             ("top_logprobs", json!(3)),
