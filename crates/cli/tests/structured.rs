@@ -94,7 +94,7 @@ fn what_cannot_be_enforced_names_its_field() {
     let tool = json!([{"type": "function", "function": {"name": "f", "strict": true, "parameters":
         {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": true}}}}}]);
     for (fields, field) in [
-        (json!({"response_format": schema(json!({"type": "x"}))}), "response_format.json_schema.schema"),
+        (json!({"response_format": schema(json!(7))}), "response_format.json_schema.schema"),
         (json!({"response_format": {"type": "json_schema"}}), "response_format.json_schema"),
         (json!({"regex": "a("}), "regex"),
         (json!({"grammar": "start"}), "grammar"),
