@@ -18,7 +18,7 @@ pub const SIGNATURE: &str = "lily";
 enum Kind {
     Text,
     Thinking,
-    Call,
+    ToolUse,
 }
 
 /// Writes the blocks of one answer.
@@ -42,20 +42,20 @@ impl BlockWriter {
         for part in parts {
             match part {
                 Part::Reasoning(text) => {
-                    self.ensure(Kind::Thinking, &mut events);
+                    let block = Block::Thinking { thinking: String::new(), signature: String::new() };
+                    self.ensure(Kind::Thinking, block, &mut events);
                     if !self.omit_thinking {
                         events.push(self.delta(BlockDelta::ThinkingDelta { thinking: text }));
                     }
                 }
                 Part::Content(text) => {
-                    self.ensure(Kind::Text, &mut events);
+                    self.ensure(Kind::Text, Block::Text { text: String::new() }, &mut events);
                     events.push(self.delta(BlockDelta::TextDelta { text }));
                 }
                 Part::ToolCall { name } => {
-                    self.close(&mut events);
                     let input = Value::Object(Map::new());
-                    events.push(self.start(Block::ToolUse { id: unique_id("toolu_"), name, input }));
-                    self.open = Some(Kind::Call);
+                    let block = Block::ToolUse { id: unique_id("toolu_"), name, input };
+                    self.begin(Kind::ToolUse, block, &mut events);
                 }
                 Part::Arguments(partial_json) => {
                     events.push(self.delta(BlockDelta::InputJsonDelta { partial_json }));
@@ -73,45 +73,37 @@ impl BlockWriter {
         events
     }
 
-    fn ensure(&mut self, kind: Kind, events: &mut Vec<StreamEvent>) {
-        if self.open == Some(kind) {
-            return;
+    /// Begins `block` unless one of its kind is open.
+    fn ensure(&mut self, kind: Kind, block: Block, events: &mut Vec<StreamEvent>) {
+        if self.open != Some(kind) {
+            self.begin(kind, block, events);
         }
+    }
+
+    fn begin(&mut self, kind: Kind, content_block: Block, events: &mut Vec<StreamEvent>) {
         self.close(events);
-        events.push(self.start(match kind {
-            Kind::Text | Kind::Call => Block::Text { text: String::new() },
-            Kind::Thinking => Block::Thinking { thinking: String::new(), signature: String::new() },
-        }));
+        events.push(StreamEvent::ContentBlockStart { index: self.index, content_block });
         self.open = Some(kind);
     }
 
     fn close(&mut self, events: &mut Vec<StreamEvent>) {
         match self.open.take() {
             None => return,
-            Some(Kind::Text | Kind::Call) => {}
+            Some(Kind::Text | Kind::ToolUse) => {}
             Some(Kind::Thinking) => {
                 events.push(self.delta(BlockDelta::SignatureDelta { signature: SIGNATURE.to_string() }));
             }
         }
-        events.push(self.stop());
-    }
-
-    fn start(&self, content_block: Block) -> StreamEvent {
-        StreamEvent::ContentBlockStart { index: self.index, content_block }
+        events.push(StreamEvent::ContentBlockStop { index: self.index });
+        self.index += 1;
     }
 
     fn delta(&self, delta: BlockDelta) -> StreamEvent {
         StreamEvent::ContentBlockDelta { index: self.index, delta }
     }
-
-    fn stop(&mut self) -> StreamEvent {
-        let index = self.index;
-        self.index += 1;
-        StreamEvent::ContentBlockStop { index }
-    }
 }
 
-/// The content that `events` tell of. A call that was cut off is text: what there is of its arguments.
+/// The content that `events` tell of.
 pub fn join(events: Vec<StreamEvent>) -> Vec<Block> {
     let mut blocks = Vec::new();
     let mut arguments = String::new();
@@ -137,15 +129,7 @@ pub fn join(events: Vec<StreamEvent>) -> Vec<Block> {
             },
             StreamEvent::ContentBlockStop { .. } => {
                 if let Some(Block::ToolUse { input, .. }) = blocks.last_mut() {
-                    let text = std::mem::take(&mut arguments);
-                    match serde_json::from_str(&text) {
-                        Ok(arguments) => *input = arguments,
-                        // The answer was cut off in the call, and half of one must not look like a call.
-                        Err(_) => {
-                            blocks.pop();
-                            blocks.push(Block::Text { text });
-                        }
-                    }
+                    *input = object(&std::mem::take(&mut arguments));
                 }
             }
             StreamEvent::MessageStart { .. }
@@ -156,28 +140,63 @@ pub fn join(events: Vec<StreamEvent>) -> Vec<Block> {
     blocks
 }
 
+/// The arguments of a call. Of one that was cut off, what is complete: clients of a stream read it so too.
+fn object(arguments: &str) -> Value {
+    let whole = serde_json::from_str(arguments).ok();
+    let value = whole.or_else(|| serde_json::from_str(&completed(arguments)).ok());
+    value.unwrap_or_else(|| Value::Object(Map::new()))
+}
+
+/// The longest beginning of a JSON text that ends with a complete value, with what is open in it closed.
+fn completed(json: &str) -> String {
+    let mut open = Vec::new();
+    let (mut in_string, mut escaped) = (false, false);
+    let mut complete = (0, Vec::new());
+    for (at, byte) in json.bytes().enumerate() {
+        if in_string {
+            in_string = escaped || byte != b'"';
+            escaped = byte == b'\\' && !escaped;
+            continue;
+        }
+        match byte {
+            b'"' => in_string = true,
+            b'{' | b'[' => {
+                open.push(if byte == b'{' { '}' } else { ']' });
+                complete = (at + 1, open.clone());
+            }
+            b'}' | b']' => {
+                open.pop();
+                complete = (at + 1, open.clone());
+            }
+            b',' => complete = (at, open.clone()),
+            _ => {}
+        }
+    }
+    let (end, open) = complete;
+    json[..end].chars().chain(open.into_iter().rev()).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn parts() -> Vec<Part> {
-        let call = |arguments: &str| {
-            [
-                Part::ToolCall { name: "add".to_string() },
-                Part::Arguments(arguments.to_string()),
-                Part::ToolCallEnd,
-            ]
-        };
-        let mut parts = vec![
+        let call = || Part::ToolCall { name: "add".to_string() };
+        let arguments = |json: &str| Part::Arguments(json.to_string());
+        vec![
             Part::Reasoning("Let me ".to_string()),
             Part::Reasoning("see.".to_string()),
             Part::Content("I ".to_string()),
             Part::Content("add.".to_string()),
-        ];
-        parts.extend(call("{\"a\":1}"));
-        parts.extend(call("{}"));
-        parts.push(Part::Content("Done.".to_string()));
-        parts
+            call(),
+            arguments("{\"a\":"),
+            arguments("1}"),
+            Part::ToolCallEnd,
+            call(),
+            arguments("{}"),
+            Part::ToolCallEnd,
+            Part::Content("Done.".to_string()),
+        ]
     }
 
     #[test]
@@ -229,5 +248,24 @@ mod tests {
         let omitted = content(vec![parts()], true);
         assert_eq!(omitted[0]["thinking"], "");
         assert_eq!(omitted.as_array().unwrap()[1..], whole.as_array().unwrap()[1..]);
+    }
+
+    #[test]
+    fn a_call_that_was_cut_off_keeps_the_arguments_that_are_complete() {
+        let whole = r#"{"text":"a \"b\", c","list":[1,{"x":[true]}],"last":12}"#;
+        let all: Value = serde_json::from_str(whole).unwrap();
+        for (end, _) in whole.char_indices() {
+            let cut = object(&whole[..end]);
+            let members = cut.as_object().unwrap();
+            for (name, value) in members.iter().filter(|(name, _)| *name != "list") {
+                assert_eq!(value, &all[name], "{end}");
+            }
+        }
+        assert_eq!(
+            object(r#"{"text":"a","list":[1,{"x":[tr"#),
+            serde_json::json!({"text": "a", "list": [1, {"x": []}]})
+        );
+        assert_eq!(object(r#"{"text":"a","li"#), serde_json::json!({"text": "a"}));
+        assert_eq!(object(whole), all);
     }
 }
