@@ -4,6 +4,7 @@ use axum::Json;
 use axum::extract::State;
 use axum::response::sse::Event;
 use axum::response::{IntoResponse, Response};
+use lily_engine::constraint::Subject;
 use lily_engine::engine::{FinishReason, Request, SubmitError};
 use lily_engine::reasoning::prompt_opens_reasoning;
 use serde_json::{Map, json};
@@ -80,22 +81,17 @@ impl Started {
         let request = MessagesRequest::parse(body)?;
         check_model(model, &request)?;
         let max_tokens = request.max_tokens.ok_or_else(|| missing("max_tokens"))?;
-        if request.thinking.budget.is_some() {
-            let message = "`thinking.budget_tokens` is not supported: Lily does not limit thinking; send {\"type\": \"adaptive\"}";
-            return Err(ApiError::unsupported("thinking.budget_tokens", message));
-        }
         let prompt = prompt(model, &request)?;
         let usage = Usage { input_tokens: prompt.tokens.len(), ..Usage::default() };
         let generation = model.engine.submit(Request {
             sampling: model.sampling(&request.sampling, None),
             max_tokens: Some(max_tokens),
             stop: request.stop_sequences.clone(),
+            constraint: request.asked.as_ref().map(|asked| asked.constraint.clone()),
+            thinking_budget: request.thinking.budget,
             ..Request::new(prompt.tokens)
         });
-        let generation = generation.map_err(|error| match error {
-            SubmitError::Stop(error) => ApiError::invalid("stop_sequences", error.to_string()),
-            other => other.into(),
-        })?;
+        let generation = generation.map_err(|error| refused(&request, error))?;
         Ok(Started {
             answer: Answer::new(generation, prompt.thinking, &request.tools),
             message: Message {
@@ -113,6 +109,22 @@ impl Started {
             omit_thinking: request.thinking.omitted,
             stream: request.stream,
         })
+    }
+}
+
+/// Why the engine did not take the request, by this protocol's fields.
+fn refused(request: &MessagesRequest, error: SubmitError) -> ApiError {
+    let message = error.to_string();
+    match (error, &request.asked) {
+        (SubmitError::Stop(_), _) => ApiError::invalid("stop_sequences", message),
+        (SubmitError::Constraint(error), Some(asked)) => match &error.subject {
+            Subject::Tool { name, .. } => {
+                let index = request.tools.iter().position(|tool| tool["function"]["name"] == **name);
+                ApiError::invalid(format!("tools[{}].input_schema", index.unwrap_or_default()), message)
+            }
+            _ => ApiError::invalid(asked.field.clone(), message),
+        },
+        (error, _) => error.into(),
     }
 }
 

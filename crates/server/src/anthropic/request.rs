@@ -1,11 +1,13 @@
 //! The body of `POST /v1/messages` and of `POST /v1/messages/count_tokens`, read field by field.
 
+use lily_engine::constraint::Constraint;
 use serde_json::Value;
 
 use super::conversation::{self, Conversation};
 use super::tools;
 use crate::body;
 use crate::error::ApiError;
+use crate::openai::constraints::Asked;
 use crate::openai::fields::{Fields, missing, wrong_type};
 use crate::openai::request::{SamplingRequest, sampling};
 
@@ -19,6 +21,8 @@ pub struct MessagesRequest {
     pub conversation: Conversation,
     /// Tools that the model is told about.
     pub tools: Vec<Value>,
+    /// What the answer must look like.
+    pub asked: Option<Asked>,
     /// Whether and how to think before answering.
     pub thinking: Thinking,
     /// How tokens are chosen.
@@ -48,11 +52,13 @@ impl MessagesRequest {
         let value = body::json(body)?;
         let body = Fields::body(&value)?;
         refuse_unsupported(&body)?;
+        let tools = tools::declared(&body, format(&body)?)?;
         let max_tokens = body.integer("max_tokens", 1..=i64::from(u32::MAX))?.map(|most| most as usize);
         Ok(MessagesRequest {
             model: body.text("model")?.map(str::to_string),
             conversation: conversation::read(&body)?,
-            tools: tools::declared(&body)?,
+            tools: tools.declared,
+            asked: tools.asked,
             thinking: thinking(&body, max_tokens)?,
             sampling: sampling(&body)?,
             stop_sequences: stop_sequences(&body)?,
@@ -85,12 +91,6 @@ fn refuse_unsupported(body: &Fields<'_>) -> Result<(), ApiError> {
     }
     if let Some(config) = body.object("output_config")? {
         effort(&config)?;
-        if config.get("format").is_some() {
-            return refuse("output_config.format", "Lily does not constrain the answer");
-        }
-    }
-    if body.get("output_format").is_some() {
-        return refuse("output_format", "Lily does not constrain the answer");
     }
     refuse_edits(body)
 }
@@ -102,6 +102,24 @@ fn effort(config: &Fields<'_>) -> Result<(), ApiError> {
         Some(other) => {
             let path = config.path("effort");
             let message = format!("`{path}` must be low, medium, high, xhigh or max, not {other:?}");
+            Err(ApiError::invalid(path, message))
+        }
+    }
+}
+
+/// What the answer must look like: `output_config.format`, or `output_format`, its older name.
+fn format(body: &Fields<'_>) -> Result<Option<Asked>, ApiError> {
+    let current = body.object("output_config")?.map(|config| config.object("format")).transpose()?.flatten();
+    let Some(format) = current.or(body.object("output_format")?) else { return Ok(None) };
+    match format.text("type")?.ok_or_else(|| missing(format.path("type")))? {
+        "json_schema" => {
+            let field = format.path("schema");
+            let schema = format.get("schema").ok_or_else(|| missing(&field))?.clone();
+            Ok(Some(Asked { constraint: Constraint::Json { schema, strict: true }, field }))
+        }
+        other => {
+            let path = format.path("type");
+            let message = format!("`{path}` must be \"json_schema\", not {other:?}");
             Err(ApiError::invalid(path, message))
         }
     }
@@ -204,7 +222,6 @@ mod tests {
             ("service_tier", json!("priority"), "service_tier"),
             ("speed", json!("fast"), "speed"),
             ("tools", json!([{"type": "bash_20250124", "name": "bash"}]), "tools[0].type"),
-            ("tools", tool("strict", json!(true)), "tools[0].strict"),
             ("tools", tool("defer_loading", json!(true)), "tools[0].defer_loading"),
             ("tools", tool("allowed_callers", json!(["code_execution"])), "tools[0].allowed_callers"),
         ];
@@ -212,19 +229,6 @@ mod tests {
             let error = with(field, value).expect_err(path);
             assert_eq!(error.param.as_deref(), Some(path));
             assert!(error.message.contains(path), "{}", error.message);
-        }
-        let tools = tool("description", json!("d"));
-        for (choice, path) in [
-            (json!({"type": "any"}), "tool_choice.type"),
-            (json!({"type": "tool", "name": "f"}), "tool_choice.type"),
-            (
-                json!({"type": "auto", "disable_parallel_tool_use": true}),
-                "tool_choice.disable_parallel_tool_use",
-            ),
-        ] {
-            let body = json!({"messages": [{"role": "user", "content": "hi"}], "tools": tools, "tool_choice": choice});
-            let error = MessagesRequest::parse(body.to_string().as_bytes()).unwrap_err();
-            assert_eq!(error.param.as_deref(), Some(path));
         }
     }
 
@@ -235,6 +239,8 @@ mod tests {
             ("max_tokens", json!("10"), "max_tokens"),
             ("model", json!(7), "model"),
             ("output_config", json!({"effort": "lots"}), "output_config.effort"),
+            ("output_config", json!({"format": {"type": "yaml"}}), "output_config.format.type"),
+            ("output_config", json!({"format": {"type": "json_schema"}}), "output_config.format.schema"),
             ("stop_sequences", json!("x"), "stop_sequences"),
             ("stop_sequences", json!([1]), "stop_sequences[0]"),
             ("stream", json!("true"), "stream"),

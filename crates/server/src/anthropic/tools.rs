@@ -1,20 +1,28 @@
-//! `tools` and `tool_choice`, brought into the form of OpenAI's protocol, which the chat template renders.
+//! `tools` and `tool_choice`, brought into the form of OpenAI's protocol: the chat template renders it, and what it
+//! asks of the answer is decided [there](crate::openai::tools).
 
 use serde_json::{Value, json};
 
 use crate::error::ApiError;
+use crate::openai::constraints::Asked;
 use crate::openai::fields::{Fields, missing};
+use crate::openai::tools::{self, Tools};
 
-/// Reads the tools that the model is told about: none where `tool_choice` is `none`.
-pub fn declared(body: &Fields<'_>) -> Result<Vec<Value>, ApiError> {
+/// Reads the tools of a request whose answer is to look as `asked`.
+pub fn declared(body: &Fields<'_>, asked: Option<Asked>) -> Result<Tools, ApiError> {
     let tools = body.list("tools")?.unwrap_or_default();
     let tools = tools
         .iter()
         .enumerate()
         .map(|(index, tool)| one(&Fields::at(tool, format!("{}[{index}]", body.path("tools")))?))
         .collect::<Result<Vec<_>, _>>()?;
-    let offered = offered(body, tools.is_empty())?;
-    Ok(if offered { tools } else { Vec::new() })
+    let mut converted = json!({});
+    if let Some(choice) = body.object("tool_choice")? {
+        let parallel = !choice.boolean("disable_parallel_tool_use")?.unwrap_or(false);
+        converted = json!({"tool_choice": tool_choice(&choice, &tools)?, "parallel_tool_calls": parallel});
+    }
+    converted["tools"] = Value::Array(tools);
+    tools::declared(&Fields::body(&converted)?, asked)
 }
 
 fn one(tool: &Fields<'_>) -> Result<Value, ApiError> {
@@ -25,15 +33,10 @@ fn one(tool: &Fields<'_>) -> Result<Value, ApiError> {
         );
         return Err(ApiError::unsupported(path, message));
     }
-    for (name, reason) in [
-        ("strict", "Lily does not enforce schemas on arguments"),
-        ("defer_loading", "Lily has no tool search; the model sees every tool"),
-    ] {
-        if tool.boolean(name)? == Some(true) {
-            let path = tool.path(name);
-            let message = format!("`{path}` may not be true: {reason}");
-            return Err(ApiError::unsupported(path, message));
-        }
+    if tool.boolean("defer_loading")? == Some(true) {
+        let path = tool.path("defer_loading");
+        let message = format!("`{path}` may not be true: Lily has no tool search; the model sees every tool");
+        return Err(ApiError::unsupported(path, message));
     }
     if tool.list("allowed_callers")?.is_some_and(|callers| callers.iter().any(|caller| caller != "direct")) {
         let path = tool.path("allowed_callers");
@@ -50,6 +53,9 @@ fn one(tool: &Fields<'_>) -> Result<Value, ApiError> {
     }
     tool.object("input_schema")?.ok_or_else(|| missing(tool.path("input_schema")))?;
     function["parameters"] = tool.get("input_schema").cloned().unwrap_or_default();
+    if tool.boolean("strict")? == Some(true) {
+        function["strict"] = Value::Bool(true);
+    }
     // The model reads a tool's whole declaration, so examples need no more than to stand there.
     if let Some(examples) = tool.list("input_examples")?.filter(|examples| !examples.is_empty()) {
         function["input_examples"] = Value::from(examples);
@@ -57,27 +63,23 @@ fn one(tool: &Fields<'_>) -> Result<Value, ApiError> {
     Ok(json!({"type": "function", "function": function}))
 }
 
-/// Whether `tool_choice` lets the model see the tools.
-fn offered(body: &Fields<'_>, no_tools: bool) -> Result<bool, ApiError> {
-    let Some(choice) = body.object("tool_choice")? else { return Ok(true) };
+/// `tool_choice` in OpenAI's words.
+fn tool_choice(choice: &Fields<'_>, tools: &[Value]) -> Result<Value, ApiError> {
     let path = choice.path("type");
-    let kind = choice.text("type")?.ok_or_else(|| missing(&path))?;
-    if !no_tools && choice.boolean("disable_parallel_tool_use")? == Some(true) {
-        let path = choice.path("disable_parallel_tool_use");
-        let message = format!("`{path}` may not be true: Lily does not limit the model to one call");
-        return Err(ApiError::unsupported(path, message));
-    }
-    match kind {
-        "auto" => Ok(true),
-        "none" => Ok(false),
-        "any" | "tool" if no_tools => {
+    match choice.text("type")?.ok_or_else(|| missing(&path))? {
+        kind @ ("any" | "tool") if tools.is_empty() => {
             Err(ApiError::invalid(&path, format!("`{path}` {kind:?} needs `tools`")))
         }
-        "any" | "tool" => {
-            let message = format!(
-                "`{path}` {kind:?} is not supported: Lily cannot force a call; send \"auto\" or \"none\""
-            );
-            Err(ApiError::unsupported(path, message))
+        kind @ ("auto" | "none") => Ok(Value::from(kind)),
+        "any" => Ok(Value::from("required")),
+        "tool" => {
+            let path = choice.path("name");
+            let name = choice.text("name")?.ok_or_else(|| missing(&path))?;
+            if tools.iter().all(|tool| tool["function"]["name"] != name) {
+                let message = format!("`{path}` is {name:?}, which `tools` does not declare");
+                return Err(ApiError::invalid(path, message));
+            }
+            Ok(json!({"type": "function", "function": {"name": name}}))
         }
         other => {
             let message = format!("`{path}` must be \"auto\", \"any\", \"tool\" or \"none\", not {other:?}");
