@@ -6,6 +6,8 @@ Starts the server from that folder on a free port, runs the checks below against
 expects a clean end. Without --model-path the built-in demo is served.
 """
 
+import json
+
 import anthropic
 import lily_server
 
@@ -97,6 +99,22 @@ def check_tools(client, model, demo):
         assert not demo or "21" in answer.content[0].text, answer
 
 
+def check_enforcement(client, model):
+    request = {"model": model, "max_tokens": 300, "messages": [user(QUESTION)]}
+    call = client.messages.create(**request, tools=[WEATHER], tool_choice={"type": "tool", "name": "get_weather"})
+    assert [block.type for block in call.content] == ["tool_use"], call
+    schema = {
+        "type": "object",
+        "properties": {"sum": {"type": "integer", "minimum": 0, "maximum": 99}},
+        "required": ["sum"],
+        "additionalProperties": False,
+    }
+    answer = both(client, **request, output_config={"format": {"type": "json_schema", "schema": schema}})
+    assert 0 <= json.loads(answer.content[0].text)["sum"] <= 99, answer
+    bounded = both(client, **request, thinking={"type": "enabled", "budget_tokens": 8})
+    assert bounded.usage.output_tokens_details.thinking_tokens < 16, bounded
+
+
 def check_stops_and_length(client, model):
     request = {"model": model, "messages": [user("Hello! Who are you?")]}
     assert both(client, **request, max_tokens=2).stop_reason == "max_tokens"
@@ -170,6 +188,7 @@ def main():
         lambda: check_events(client, model),
         lambda: check_thinking(client, model),
         lambda: check_tools(client, model, demo),
+        lambda: check_enforcement(client, model),
         lambda: check_stops_and_length(client, model),
         lambda: check_sampling(client, model),
         lambda: check_counts(client, model),
