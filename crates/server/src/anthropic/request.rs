@@ -214,11 +214,6 @@ mod tests {
             ),
             ("diagnostics", json!({}), "diagnostics"),
             ("mcp_servers", json!([{"url": "x"}]), "mcp_servers"),
-            (
-                "output_config",
-                json!({"format": {"type": "json_schema", "schema": {}}}),
-                "output_config.format",
-            ),
             ("service_tier", json!("priority"), "service_tier"),
             ("speed", json!("fast"), "speed"),
             ("tools", json!([{"type": "bash_20250124", "name": "bash"}]), "tools[0].type"),
