@@ -3,19 +3,12 @@
 #[path = "support/http.rs"]
 mod http;
 
-use http::Server;
+use http::{Server, with};
 use serde_json::{Value, json};
 
 /// A turn of the demo's chat format, ready for the model's answer.
 const PROMPT: &str =
     "<|im_start|>user\nWhat is 17 + 25?<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n";
-
-fn with(mut body: Value, fields: Value) -> Value {
-    for (name, value) in fields.as_object().expect("fields are an object") {
-        body[name] = value.clone();
-    }
-    body
-}
 
 fn post(server: &Server, path: &str, body: Value) -> Value {
     let response = server.request("POST", path, &body.to_string());

@@ -3,24 +3,13 @@
 #[path = "support/http.rs"]
 mod http;
 
-use http::{Response, Server};
+use http::{Response, Server, question, with};
 use serde_json::{Value, json};
 
 const MESSAGES: &str = "/v1/messages";
 /// The demo's answer is a sentence with the word "tiny".
 const WHO: &str = "Hello! Who are you?";
 const COUNT: &str = "/v1/messages/count_tokens";
-
-fn question(text: &str) -> Value {
-    json!({"messages": [{"role": "user", "content": text}], "max_tokens": 200})
-}
-
-fn with(mut body: Value, fields: Value) -> Value {
-    for (name, value) in fields.as_object().expect("fields are an object") {
-        body[name] = value.clone();
-    }
-    body
-}
 
 fn weather() -> Value {
     json!([{

@@ -5,22 +5,11 @@ mod http;
 #[path = "support/process.rs"]
 mod process;
 
-use http::Server;
+use http::{Server, question, with};
 use process::{lily, run, text};
 use serde_json::{Value, json};
 
 const SUM: &str = "What is 17 + 25?";
-
-fn question(text: &str) -> Value {
-    json!({"messages": [{"role": "user", "content": text}], "max_tokens": 200})
-}
-
-fn with(mut body: Value, fields: Value) -> Value {
-    for (name, value) in fields.as_object().expect("fields are an object") {
-        body[name] = value.clone();
-    }
-    body
-}
 
 /// Joins a stream of one choice to the same shape as a whole answer's message and finish reason.
 fn joined(events: &[Value]) -> (String, String, Vec<Value>, Value) {

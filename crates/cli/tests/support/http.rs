@@ -7,10 +7,23 @@ use std::net::TcpStream;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 /// Longest wait for something that must happen soon; only a failing test waits so long.
 const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The body that asks one question.
+pub fn question(text: &str) -> Value {
+    json!({"messages": [{"role": "user", "content": text}], "max_tokens": 200})
+}
+
+/// `body` with further or other fields.
+pub fn with(mut body: Value, fields: Value) -> Value {
+    for (name, value) in fields.as_object().expect("fields are an object") {
+        body[name] = value.clone();
+    }
+    body
+}
 
 /// A `lily-server` on a free port, ended with the test.
 pub struct Server {

@@ -283,10 +283,10 @@ impl Kernel for Int8<'_> {
                                 wide,
                             }
                         };
-                        let here = first * row_bytes + w.format.row_bytes(start * GROUP_SIZE);
+                        let offset = first * row_bytes + w.format.row_bytes(start * GROUP_SIZE);
                         // Further blocks of tokens find their tiles in the cache.
                         let upcoming = (block == 0 && ahead != 0 && !wide)
-                            .then(|| w.data.as_ptr().wrapping_add(here).wrapping_add(ahead));
+                            .then(|| w.data.as_ptr().wrapping_add(offset).wrapping_add(ahead));
                         // SAFETY: tokens and groups were checked to be inside `x`; sums are in the scratch.
                         unsafe { tile.multiply_all::<S>(x, block_tokens, acc, upcoming, row_bytes) };
                     }

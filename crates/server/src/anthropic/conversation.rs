@@ -7,7 +7,7 @@
 use serde_json::{Value, json};
 
 use crate::error::ApiError;
-use crate::openai::fields::{Fields, missing, wrong_type};
+use crate::openai::fields::{Fields, missing, not_among, wrong_type};
 
 /// How Claude Code begins a block of `system` that labels the request for billing. It differs from request to
 /// request and is not meant for a model; in the prompt it would keep the prefix cache from ever hitting.
@@ -137,11 +137,7 @@ impl Reader {
                 self.system(&text);
                 Ok(())
             }
-            other => {
-                let path = fields.path("role");
-                let message = format!("`{path}` must be \"user\" or \"assistant\", not {other:?}");
-                Err(ApiError::invalid(path, message))
-            }
+            other => Err(not_among(fields.path("role"), &["user", "assistant"], other)),
         }
     }
 

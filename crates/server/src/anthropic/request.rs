@@ -8,7 +8,7 @@ use super::tools;
 use crate::body;
 use crate::error::ApiError;
 use crate::openai::constraints::Asked;
-use crate::openai::fields::{Fields, missing, wrong_type};
+use crate::openai::fields::{Fields, missing, not_among, wrong_type};
 use crate::openai::request::{SamplingRequest, sampling};
 
 /// What a client asked for. Ranges of the sampling fields are checked later, by
@@ -117,11 +117,7 @@ fn format(body: &Fields<'_>) -> Result<Option<Asked>, ApiError> {
             let schema = format.get("schema").ok_or_else(|| missing(&field))?.clone();
             Ok(Some(Asked { constraint: Constraint::Json { schema, strict: true }, field }))
         }
-        other => {
-            let path = format.path("type");
-            let message = format!("`{path}` must be \"json_schema\", not {other:?}");
-            Err(ApiError::invalid(path, message))
-        }
+        other => Err(not_among(format.path("type"), &["json_schema"], other)),
     }
 }
 
@@ -149,19 +145,13 @@ fn thinking(body: &Fields<'_>, max_tokens: Option<usize>) -> Result<Thinking, Ap
     let enabled = match thinking.text("type")?.ok_or_else(|| missing(&path))? {
         "enabled" | "adaptive" => true,
         "disabled" => false,
-        other => {
-            let message =
-                format!("`{path}` must be \"enabled\", \"adaptive\" or \"disabled\", not {other:?}");
-            return Err(ApiError::invalid(path, message));
-        }
+        other => return Err(not_among(path, &["enabled", "adaptive", "disabled"], other)),
     };
     let omitted = match thinking.text("display")? {
         None | Some("summarized") => false,
         Some("omitted") => true,
         Some(other) => {
-            let path = thinking.path("display");
-            let message = format!("`{path}` must be \"summarized\" or \"omitted\", not {other:?}");
-            return Err(ApiError::invalid(path, message));
+            return Err(not_among(thinking.path("display"), &["summarized", "omitted"], other));
         }
     };
     let path = thinking.path("budget_tokens");

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use crate::error::ApiError;
 use crate::openai::constraints::Asked;
-use crate::openai::fields::{Fields, missing};
+use crate::openai::fields::{Fields, missing, not_among};
 use crate::openai::tools::{self, Tools};
 
 /// Reads the tools of a request whose answer is to look as `asked`.
@@ -81,9 +81,6 @@ fn tool_choice(choice: &Fields<'_>, tools: &[Value]) -> Result<Value, ApiError> 
             }
             Ok(json!({"type": "function", "function": {"name": name}}))
         }
-        other => {
-            let message = format!("`{path}` must be \"auto\", \"any\", \"tool\" or \"none\", not {other:?}");
-            Err(ApiError::invalid(path, message))
-        }
+        other => Err(not_among(path, &["auto", "any", "tool", "none"], other)),
     }
 }

@@ -127,6 +127,18 @@ pub fn missing(path: impl Into<String>) -> ApiError {
     ApiError { code: Some("missing_required_parameter"), ..ApiError::invalid(path, message) }
 }
 
+/// The error for a string at `path` that is none of `expected`, of which there is at least one.
+pub fn not_among(path: impl Into<String>, expected: &[&str], found: &str) -> ApiError {
+    let path = path.into();
+    let quoted: Vec<String> = expected.iter().map(|name| format!("{name:?}")).collect();
+    let expected = match quoted.split_last() {
+        Some((last, others)) if !others.is_empty() => format!("{} or {last}", others.join(", ")),
+        _ => quoted.concat(),
+    };
+    let message = format!("`{path}` must be {expected}, not {found:?}");
+    ApiError::invalid(path, message)
+}
+
 /// What a JSON value is, for a sentence.
 fn kind(value: &Value) -> &'static str {
     match value {

@@ -21,7 +21,7 @@ use lily_engine::constraint::{Constraint, Prose, ToolChoice};
 use serde_json::Value;
 
 use super::constraints::Asked;
-use super::fields::{Fields, missing, wrong_type};
+use super::fields::{Fields, missing, not_among, wrong_type};
 use crate::error::ApiError;
 
 /// What a request says about tools.
@@ -117,11 +117,7 @@ fn mode(body: &Fields<'_>, tools: &[Value], parallel: bool) -> Result<Option<Mod
                 Err(ApiError::invalid("tool_choice", "`tool_choice` \"required\" needs `tools`"))
             }
             "required" => Ok(all(true)),
-            other => {
-                let message =
-                    format!("`tool_choice` must be \"auto\", \"none\" or \"required\", not {other:?}");
-                Err(ApiError::invalid("tool_choice", message))
-            }
+            other => Err(not_among("tool_choice", &["auto", "none", "required"], other)),
         },
         Some(Value::Object(_)) => named(body, tools, parallel).map(Some),
         Some(other) => Err(wrong_type("tool_choice", "a string or an object", other)),
@@ -150,11 +146,7 @@ fn named(body: &Fields<'_>, tools: &[Value], parallel: bool) -> Result<Mode, Api
             let forced = match allowed.text("mode")? {
                 None | Some("auto") => false,
                 Some("required") => true,
-                Some(other) => {
-                    let path = allowed.path("mode");
-                    let message = format!("`{path}` must be \"auto\" or \"required\", not {other:?}");
-                    return Err(ApiError::invalid(path, message));
-                }
+                Some(other) => return Err(not_among(allowed.path("mode"), &["auto", "required"], other)),
             };
             let mut names = Vec::new();
             for (index, tool) in allowed.list("tools")?.unwrap_or_default().iter().enumerate() {
