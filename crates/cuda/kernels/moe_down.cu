@@ -1,0 +1,129 @@
+// moe_down: the down projections of the chosen experts and of the shared one, their weighted sum, added to the residual stream.
+//
+// Split, one row: one tile of 16 rows a block, an expert a warp with all of its 512 inputs: 128 blocks of 288 threads.
+// Reads 5.3 MB: 1.2 us at 4.6 TB/s. Which experts is known as soon as moe_up has chosen; a block therefore looks for the
+// choice's tag before its wait, and its weights (41 KB) arrive while moe_up still multiplies.
+//
+// A batch: a block has eight tiles of one item (up to eight rows of one expert), a warp a tile; moe_sum then adds each row's
+// nine products, in the order of the row's choice, as the block for one row does.
+#include "tiles.cuh"
+#include "choice.cuh"
+
+constexpr int TILES = HIDDEN / TILE;
+constexpr int CHUNKS = ceil_div(EXPERT_WIDTH, CHUNK);
+
+// One row's inner activations of one expert by one warp.
+__device__ __forceinline__ void round_inner(const float* inner, u8* planes, float2* factors, int lane) {
+#pragma unroll
+  for (int c = 0; c < CHUNKS; ++c) {
+    float v[8];
+    load8(inner, c * CHUNK + lane * 8, EXPERT_WIDTH, v);
+    round_chunk(v, planes + c * PLANES, factors + c * 4, lane);
+  }
+}
+
+constexpr int PIECE = CHUNKS * CHUNK4;            // what a tile has of one expert
+constexpr int OWN = PIECE + CHUNKS * (PLANES + FACTORS);  // of a warp
+
+LAUNCH(moe_down, TILES, SLOTS * 32, SLOTS * OWN)
+extern "C" __global__ void __launch_bounds__(SLOTS * 32)
+    moe_down(const Step* step, const u8* down, const float* inner, const u32* choice, float* x) {
+  extern __shared__ __align__(16) u8 shared[];
+  __shared__ float products[SLOTS][TILE];
+  __shared__ u64 barriers[SLOTS];
+  launch_dependents();
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, tile = blockIdx.x;
+  u8* weights = shared + warp * OWN;  // this warp's, then its activations
+  u8* planes = weights + PIECE;
+  float2* factors = (float2*)(planes + CHUNKS * PLANES);
+  Stream<PIECE, 1> stream(weights, barriers + warp, lane);
+  u32 expert = EXPERTS;
+  if (warp < TOP_K) {
+    // moe_up's blocks are all running or done (this kernel came after they let it), so the tag will be set.
+    if (lane == 0) {
+      while (!load_acquire(choice + CHOICE_TAG)) __nanosleep(32);
+      expert = load_relaxed(choice + warp);
+    }
+    expert = __shfl_sync(~0u, expert, 0);
+  }
+  stream.start(0, down + ((u64)expert * TILES + tile) * PIECE, true, lane);
+  wait_predecessors();
+  const float share = __uint_as_float(choice[warp < TOP_K ? CHOICE_SHARES + warp : CHOICE_SHARED]);
+  const float before = threadIdx.x < TILE ? x[tile * TILE + threadIdx.x] : 0.0f;
+  round_inner(inner + warp * EXPERT_WIDTH, planes, factors, lane);
+  __syncwarp();
+  stream.wait(0, 0);
+  float sum = 0;
+#pragma unroll
+  for (int c = 0; c < CHUNKS; ++c) {
+    OneRow operand;
+    operand.load(planes + c * PLANES, factors + c * 4, lane);
+    const float product = chunk_product<4>(weights + c * CHUNK4, operand, lane);
+    sum = c ? sum + product : product;
+  }
+  if (has_result(lane)) products[warp][result_place(lane)] = __fmul_rn(share, sum);
+  __syncthreads();
+  if (threadIdx.x < TILE) {
+    float all = products[0][threadIdx.x];
+#pragma unroll
+    for (int e = 1; e < SLOTS; ++e) all = __fadd_rn(all, products[e][threadIdx.x]);
+    x[tile * TILE + threadIdx.x] = before + all;
+  }
+}
+
+constexpr int BATCH_TILES = 8;
+static_assert(TILES % BATCH_TILES == 0, "a block has eight tiles");
+
+LAUNCH(moe_down_batch, TILES / BATCH_TILES, BATCH_TILES * 32, 0)
+extern "C" __global__ void __launch_bounds__(BATCH_TILES * 32)
+    moe_down_batch(const Step* step, const u8* down, const float* inner, const u32* items, float* products) {
+  __shared__ __align__(16) u8 planes[ROW_GROUP][CHUNKS * PLANES];
+  __shared__ __align__(16) float2 factors[ROW_GROUP][CHUNKS * 4];
+  launch_dependents();
+  wait_predecessors();
+  if (blockIdx.y >= items[0]) return;
+  const uint4 item = *(const uint4*)(items + 4 + blockIdx.y * 4);
+  const u32* slots = items + ITEM_SLOTS + item.y;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, rows = item.z, tile = blockIdx.x * BATCH_TILES + warp;
+  const u8* from = down + ((u64)item.x * TILES + tile) * CHUNKS * CHUNK4;
+  Weights<4> weights[CHUNKS];
+#pragma unroll
+  for (int c = 0; c < CHUNKS; ++c) weights[c].load(from + c * CHUNK4, lane);
+  if (warp < rows) round_inner(inner + (u64)slots[warp] * EXPERT_WIDTH, planes[warp], factors[warp], lane);
+  __syncthreads();
+  float low[2], high[2];
+#pragma unroll
+  for (int c = 0; c < CHUNKS; ++c) {
+    EightRows operand;
+    operand.load([&](int row) { return planes[row] + c * PLANES; }, [&](int row) { return factors[row] + c * 4; }, lane);
+    float l[2], h[2];
+    chunk_product<4>(weights[c], from + c * CHUNK4 + CHUNK4 - PARAMETERS, operand, lane, l, h);
+#pragma unroll
+    for (int n = 0; n < 2; ++n) low[n] = c ? low[n] + l[n] : l[n], high[n] = c ? high[n] + h[n] : h[n];
+  }
+#pragma unroll
+  for (int n = 0; n < 2; ++n) {
+    const int row = 4 * n + lane % 4;
+    if (row < rows) {
+      float* out = products + (u64)slots[row] * HIDDEN + tile * TILE + lane / 4;
+      out[0] = low[n], out[8] = high[n];
+    }
+  }
+}
+
+LAUNCH(moe_sum_batch, ceil_div(HIDDEN, 256), 256, 0)
+extern "C" __global__ void __launch_bounds__(256) moe_sum_batch(const Step* step, const float* products, const u32* choice, float* x) {
+  launch_dependents();
+  wait_predecessors();
+  const u32 row = blockIdx.y;
+  const int n = blockIdx.x * 256 + threadIdx.x;
+  if (row >= step->rows || n >= HIDDEN) return;
+  const u32* record = choice + row * CHOICE_WORDS;
+  const float* at = products + (u64)row * SLOTS * HIDDEN + n;
+  float sum = __fmul_rn(__uint_as_float(record[CHOICE_SHARES]), at[0]);
+#pragma unroll
+  for (int e = 1; e < SLOTS; ++e) {
+    sum = __fadd_rn(sum, __fmul_rn(__uint_as_float(record[e < TOP_K ? CHOICE_SHARES + e : CHOICE_SHARED]), at[e * HIDDEN]));
+  }
+  x[row * HIDDEN + n] += sum;
+}
