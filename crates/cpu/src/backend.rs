@@ -23,6 +23,7 @@ use crate::kv_cache::{KvFormat, PAGE_TOKENS};
 use crate::limits;
 use crate::memory::{Meter, grow, zeroed};
 use crate::pool::{ThreadPool, physical_cores};
+use crate::prefault::Prefault;
 use crate::reference_pass;
 use crate::segment::Segment;
 use crate::sequence::{Sequence, Snapshot};
@@ -93,6 +94,7 @@ pub struct CpuBackend {
     /// Logits of the last decode step, kept for their memory.
     logits: Vec<f32>,
     last_id: u64,
+    _prefault: Prefault,
 }
 
 impl CpuBackend {
@@ -120,6 +122,7 @@ impl CpuBackend {
             finished: HashMap::new(),
             logits: Vec::new(),
             last_id: 0,
+            _prefault: Prefault::start(&weights),
             weights,
         })
     }

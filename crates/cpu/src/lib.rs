@@ -38,6 +38,7 @@ pub mod limits;
 pub mod memory;
 pub mod plain;
 pub mod pool;
+pub mod prefault;
 pub mod reference_pass;
 pub mod saved;
 pub mod segment;

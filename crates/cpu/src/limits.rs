@@ -142,7 +142,7 @@ fn largest_first(weights: &Weights) -> Vec<&[u8]> {
 }
 
 /// Memory that programs can have without others losing theirs, where the system says.
-fn free_bytes() -> Option<usize> {
+pub fn free_bytes() -> Option<usize> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
     line.trim().strip_suffix("kB")?.trim().parse::<usize>().ok().map(|kib| kib << 10)

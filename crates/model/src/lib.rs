@@ -24,6 +24,7 @@
 //! | [`tokenizer`], [`detokenizer`] | text to token ids, and back as they stream in |
 //! | [`chat_template`] | a conversation to the text that the model reads |
 //! | [`generation_config`] | where answers end, recommended sampling |
+//! | [`populate`] | mapped bytes entered into the page tables ahead of their use |
 //! | [`inspect`] | everything that is in a directory, and everything that would be refused |
 //! | [`cost`] | bytes and operations that a token needs at the least |
 //! | [`demo`] | the checkpoint that the binary embeds |
@@ -43,6 +44,7 @@ pub mod geometry;
 pub mod inspect;
 pub mod load;
 pub mod names;
+pub mod populate;
 pub mod safetensors;
 pub mod source;
 pub mod synth;

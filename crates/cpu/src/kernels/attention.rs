@@ -19,8 +19,8 @@
 //! # Work and memory
 //!
 //! Query rows (token and head) are taken `ROWS` at a time, so a page is read once for all query heads of a
-//! decode step, and once for some tokens of a prompt. With more rows than `FEW_ROWS` a page is first
-//! widened to f32 in scratch that stays in the L2 cache. Decode's floor is the cache's bytes over the
+//! decode step, and once for some tokens of a prompt. Elements are widened as they are used, which
+//! costs less than reading twice the bytes. Decode's floor is the cache's bytes over the
 //! memory's bandwidth; prefill's is two multiply-adds per query row, position and element. A Zen 5 core with AVX-512 reads
 //! 22 GB/s of an f16 cache for eight heads of 256 in decode, and makes 160 of 260 GFLOP/s in prefill.
 
@@ -36,8 +36,6 @@ use crate::isa::Isa;
 pub const SPAN_POSITIONS: usize = 1024;
 /// Query rows that go over a page together.
 const ROWS: usize = 32;
-/// Up to so many rows elements are widened as they are used.
-const FEW_ROWS: usize = 8;
 /// Rows, positions or vectors of a register block: four by four sums.
 const BLOCK: usize = 4;
 
@@ -127,7 +125,7 @@ pub unsafe fn attend<T: KvElement>(
             scratch.span.reset(count, kv.head_dim);
             run(
                 isa,
-                Span { kv, queries, first, count, span, pages: &mut scratch.pages, to: &mut scratch.span },
+                Span { kv, queries, first, count, span, scores: &mut scratch.scores, to: &mut scratch.span },
             );
             run(isa, Merge { from: &scratch.span, to: total });
         }
@@ -162,7 +160,7 @@ pub fn attend_span<T: KvElement>(
     assert!(queries.tokens == 1 && queries.heads <= ROWS, "spans are for one token of at most {ROWS} heads");
     let mut scratch = SCRATCH.take();
     to.reset(queries.heads, kv.head_dim);
-    run(isa, Span { kv, queries, first: 0, count: queries.heads, span, pages: &mut scratch.pages, to });
+    run(isa, Span { kv, queries, first: 0, count: queries.heads, span, scores: &mut scratch.scores, to });
     SCRATCH.set(scratch);
 }
 
@@ -228,24 +226,16 @@ impl Partial {
 
 #[derive(Default)]
 struct Scratch {
-    pages: PageScratch,
+    /// A page's, `[ROWS, page_positions]`.
+    scores: Vec<f32>,
     span: Partial,
     total: Partial,
-}
-
-#[derive(Default)]
-struct PageScratch {
-    /// `[ROWS, page_positions]`.
-    scores: Vec<f32>,
-    /// A page's keys and then its values, widened.
-    keys: Vec<f32>,
-    values: Vec<f32>,
 }
 
 thread_local! {
     static SCRATCH: std::cell::RefCell<Scratch> = const {
         std::cell::RefCell::new(Scratch {
-            pages: PageScratch { scores: Vec::new(), keys: Vec::new(), values: Vec::new() },
+            scores: Vec::new(),
             span: Partial { rows: 0, max: Vec::new(), sum: Vec::new(), out: Vec::new() },
             total: Partial { rows: 0, max: Vec::new(), sum: Vec::new(), out: Vec::new() },
         })
@@ -259,7 +249,7 @@ struct Span<'a, T> {
     first: usize,
     count: usize,
     span: usize,
-    pages: &'a mut PageScratch,
+    scores: &'a mut Vec<f32>,
     to: &'a mut Partial,
 }
 
@@ -268,7 +258,7 @@ impl<T: KvElement> Kernel for Span<'_, T> {
 
     #[inline(always)]
     unsafe fn compute<S: Simd>(self) {
-        let Span { kv, queries, first, count, span, pages, to } = self;
+        let Span { kv, queries, first, count, span, scores, to } = self;
         let (positions, dim) = (kv.page_positions, kv.head_dim);
         let row_positions =
             |i: usize| queries.first_position + (first + i.min(count - 1)) / queries.heads + 1;
@@ -279,7 +269,6 @@ impl<T: KvElement> Kernel for Span<'_, T> {
             let token = queries.data.row(at / queries.heads, queries.heads * dim);
             *row = token[at % queries.heads * dim..][..dim].as_ptr();
         }
-        let scores = &mut pages.scores;
         scores.resize(ROWS * MAX_PAGE, 0.0);
         let per_span = SPAN_POSITIONS / positions;
         let end = row_positions(count - 1).div_ceil(positions).min((span + 1) * per_span);
@@ -289,37 +278,17 @@ impl<T: KvElement> Kernel for Span<'_, T> {
             let seen = |i: usize| row_positions(i).saturating_sub(start).min(positions);
             let (keys, values) = (kv.keys[page], kv.values[page]);
             let most = seen(count - 1);
+            let upcoming = Upcoming { keys: kv.keys.get(page + 1).map_or(keys, |next| next), values };
             // SAFETY: rows, pages and scratch have the sizes that are read and written.
             unsafe {
-                if count <= FEW_ROWS {
-                    let upcoming = Upcoming { keys: kv.keys.get(page + 1).map_or(keys, |next| next), values };
-                    page_scores::<S, T>(&rows, count, keys, most, dim, queries.scale, scores, Some(upcoming));
-                    page_softmax_and_values::<S, T>(count, seen, positions, values, dim, scores, to);
-                } else {
-                    widen::<S, T>(keys, most * dim, &mut pages.keys);
-                    widen::<S, T>(values, most * dim, &mut pages.values);
-                    page_scores::<S, f32>(&rows, count, &pages.keys, most, dim, queries.scale, scores, None);
-                    page_softmax_and_values::<S, f32>(count, seen, positions, &pages.values, dim, scores, to);
-                }
+                page_scores::<S, T>(&rows, count, keys, most, dim, queries.scale, scores, upcoming);
+                page_softmax_and_values::<S, T>(count, seen, positions, values, dim, scores, to);
             }
         }
     }
 }
 
-/// `to[..count] = from[..count]`, sixteen at a time; room for a whole block of positions is made.
-///
-/// # Safety
-/// Sixteen divides `count`, which is at most the length of `from`.
-#[inline(always)]
-unsafe fn widen<S: Simd, T: KvElement>(from: &[T], count: usize, to: &mut Vec<f32>) {
-    to.resize(from.len().max(to.len()), 0.0);
-    for at in (0..count).step_by(LANES) {
-        // SAFETY: by contract.
-        unsafe { S::store(to.as_mut_ptr().add(at), T::load::<S>(from.as_ptr().add(at))) };
-    }
-}
-
-/// What a decode step asks the cache for while it reads a page's keys: the keys of the next page, and this page's
+/// What is asked of the cache while the first rows read a page's keys: the keys of the next page, and this page's
 /// values. Each page begins somewhere new, which the machine does not foresee.
 #[derive(Clone, Copy)]
 struct Upcoming<'a, T> {
@@ -354,7 +323,7 @@ unsafe fn page_scores<S: Simd, T: KvElement>(
     dim: usize,
     scale: f32,
     scores: &mut [f32],
-    upcoming: Option<Upcoming<'_, T>>,
+    upcoming: Upcoming<'_, T>,
 ) {
     for p in (0..most).step_by(BLOCK) {
         let key = |j: usize| (p + j).min(most - 1) * dim;
@@ -363,7 +332,7 @@ unsafe fn page_scores<S: Simd, T: KvElement>(
             unsafe {
                 let mut acc = [S::splat(0.0); BLOCK * BLOCK];
                 for at in (0..dim).step_by(LANES) {
-                    if let Some(upcoming) = upcoming.filter(|_| i == 0) {
+                    if i == 0 {
                         upcoming.ask(p * dim, BLOCK * dim, at / LANES, dim / LANES);
                     }
                     let mut k = [S::splat(0.0); BLOCK];
@@ -436,12 +405,13 @@ unsafe fn page_softmax_and_values<S: Simd, T: KvElement>(
             to.max[i] = merged;
             to.sum[i] = S::sum(sum).mul_add(join[i], to.sum[i] * keep[i]);
         }
-        for i in (0..count).step_by(BLOCK) {
-            let here = BLOCK.min(count - i);
-            let most = seen(i + here - 1);
-            let row = |r: usize| i + r.min(here - 1);
-            for first in (0..dim).step_by(BLOCK * LANES) {
-                let vectors = BLOCK.min((dim - first) / LANES);
+        // A column block of a page's values, 32 KiB at a head of 256, stays in the L1 cache while all rows meet it.
+        for first in (0..dim).step_by(BLOCK * LANES) {
+            let vectors = BLOCK.min((dim - first) / LANES);
+            for i in (0..count).step_by(BLOCK) {
+                let here = BLOCK.min(count - i);
+                let most = seen(i + here - 1);
+                let row = |r: usize| i + r.min(here - 1);
                 let mut acc = [S::splat(0.0); BLOCK * BLOCK];
                 if vectors == BLOCK {
                     for p in 0..most {

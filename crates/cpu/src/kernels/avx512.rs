@@ -366,6 +366,7 @@ unsafe fn line_dots(
 impl TileOps for Avx512 {
     const TOKENS: usize = 6;
     const DIRECT_TOKENS: usize = 4;
+    const GROUP_BYTES_4: usize = GROUP_BYTES / 2;
 
     #[inline(always)]
     unsafe fn multiply_rows(
@@ -401,21 +402,19 @@ impl TileOps for Avx512 {
         }
     }
 
+    /// Leaves the nibbles packed: taking them apart where they are multiplied costs instructions that run beside the
+    /// dot products, and stores and loads of twice the bytes would not.
     #[inline(always)]
     unsafe fn unpack_4(from: Source, groups: usize, to: *mut u8) {
         const LINE_GROUPS: usize = 2;
         // SAFETY: `groups` groups of each row are readable and their units writable, by contract.
         unsafe {
-            let low = _mm512_set1_epi8(15);
             for group in (0..groups).step_by(LINE_GROUPS) {
                 let half = group + 1 == groups;
                 let words = transpose(&lines(&from, group * GROUP_SIZE / 2, half, 0));
-                let to = to.add(group * GROUP_BYTES);
+                let to = to.add(group * Self::GROUP_BYTES_4);
                 for (j, word) in words.into_iter().enumerate().take(if half { WORDS / 2 } else { WORDS }) {
-                    let evens = _mm512_and_si512(word, low);
-                    let odds = _mm512_and_si512(_mm512_srli_epi16::<4>(word), low);
-                    _mm512_storeu_si512(to.add(2 * j * UNIT_BYTES).cast(), evens);
-                    _mm512_storeu_si512(to.add((2 * j + 1) * UNIT_BYTES).cast(), odds);
+                    _mm512_storeu_si512(to.add(j * UNIT_BYTES).cast(), word);
                 }
             }
         }
@@ -473,60 +472,99 @@ impl TileOps for Avx512 {
         scales: [*const f32; PANELS],
         biases: [*const f32; PANELS],
         groups: usize,
-        _wide: bool,
+        wide: bool,
         tokens: &[Activation; N],
         upcoming: Upcoming,
     ) {
-        // With few tokens the dot products of one chain would wait for each other.
-        const CHAINS: usize = 2;
-        // SAFETY: all pointers are good for `groups` groups and [`TILE_ROWS`] sums, by contract.
+        // SAFETY: by contract.
         unsafe {
-            let mut acc = [[_mm512_setzero_ps(); PANELS]; N];
-            for (acc, token) in acc.iter_mut().zip(tokens) {
-                for (p, acc) in acc.iter_mut().enumerate() {
-                    *acc = _mm512_loadu_ps(token.acc.add(p * PANEL_ROWS));
-                }
+            if wide {
+                multiply_tile::<N, true>(weights, scales, biases, groups, tokens, upcoming);
+            } else {
+                multiply_tile::<N, false>(weights, scales, biases, groups, tokens, upcoming);
             }
-            for group in 0..groups {
-                let mut dots = [[[_mm512_setzero_si512(); PANELS]; N]; CHAINS];
-                for pair in 0..GROUP_UNITS / 2 {
-                    upcoming.ask(group, pair);
-                    // Written out for evens and odds, so that their addresses differ by a constant.
-                    for odd in 0..2 {
-                        let chain = if N <= 2 { odd } else { 0 };
-                        let at = group * GROUP_BYTES + (2 * pair + odd) * UNIT_BYTES;
-                        let w = [
-                            _mm512_loadu_si512(weights[0].add(at).cast()),
-                            _mm512_loadu_si512(weights[1].add(at).cast()),
-                        ];
-                        for t in 0..N {
-                            let x = tokens[t].q.add(group * GROUP_SIZE + pair * 4 + odd * GROUP_SIZE / 2);
-                            let x = _mm512_set1_epi32(x.cast::<i32>().read_unaligned());
-                            for p in 0..PANELS {
-                                dots[chain][t][p] = _mm512_dpbusd_epi32(dots[chain][t][p], w[p], x);
-                            }
+        }
+    }
+}
+
+/// Units `2 * pair` and `2 * pair + 1` of the group that `group` points to.
+///
+/// # Safety
+/// The group is readable, and the instruction set is there.
+#[inline(always)]
+unsafe fn unit_pair<const WIDE: bool>(group: *const u8, pair: usize) -> [__m512i; 2] {
+    // SAFETY: by contract.
+    unsafe {
+        if WIDE {
+            let units = group.add(2 * pair * UNIT_BYTES);
+            [_mm512_loadu_si512(units.cast()), _mm512_loadu_si512(units.add(UNIT_BYTES).cast())]
+        } else {
+            let low = _mm512_set1_epi8(15);
+            let both = _mm512_loadu_si512(group.add(pair * UNIT_BYTES).cast());
+            [_mm512_and_si512(both, low), _mm512_and_si512(_mm512_srli_epi16::<4>(both), low)]
+        }
+    }
+}
+
+/// [`TileOps::multiply`] for bytes (`WIDE`) or packed nibbles.
+///
+/// # Safety
+/// As there, and the instruction set is there.
+#[inline(always)]
+unsafe fn multiply_tile<const N: usize, const WIDE: bool>(
+    weights: [*const u8; PANELS],
+    scales: [*const f32; PANELS],
+    biases: [*const f32; PANELS],
+    groups: usize,
+    tokens: &[Activation; N],
+    upcoming: Upcoming,
+) {
+    // With few tokens the dot products of one chain would wait for each other.
+    const CHAINS: usize = 2;
+    let group_bytes = if WIDE { GROUP_BYTES } else { Avx512::GROUP_BYTES_4 };
+    // SAFETY: all pointers are good for `groups` groups and [`TILE_ROWS`] sums, by contract.
+    unsafe {
+        let mut acc = [[_mm512_setzero_ps(); PANELS]; N];
+        for (acc, token) in acc.iter_mut().zip(tokens) {
+            for (p, acc) in acc.iter_mut().enumerate() {
+                *acc = _mm512_loadu_ps(token.acc.add(p * PANEL_ROWS));
+            }
+        }
+        for group in 0..groups {
+            let mut dots = [[[_mm512_setzero_si512(); PANELS]; N]; CHAINS];
+            for pair in 0..GROUP_UNITS / 2 {
+                upcoming.ask(group, pair);
+                // Written out: in a closure the compiler may forget the instruction set.
+                let units = [
+                    unit_pair::<WIDE>(weights[0].add(group * group_bytes), pair),
+                    unit_pair::<WIDE>(weights[1].add(group * group_bytes), pair),
+                ];
+                for odd in 0..2 {
+                    let chain = if N <= 2 { odd } else { 0 };
+                    for t in 0..N {
+                        let x = tokens[t].q.add(group * GROUP_SIZE + pair * 4 + odd * GROUP_SIZE / 2);
+                        let x = _mm512_set1_epi32(x.cast::<i32>().read_unaligned());
+                        for p in 0..PANELS {
+                            dots[chain][t][p] = _mm512_dpbusd_epi32(dots[chain][t][p], units[p][odd], x);
                         }
                     }
                 }
-                for p in 0..PANELS {
-                    let scale = _mm512_loadu_ps(scales[p].add(group * PANEL_ROWS));
-                    let bias = _mm512_loadu_ps(biases[p].add(group * PANEL_ROWS));
-                    for t in 0..N {
-                        let dot = if N <= 2 {
-                            _mm512_add_epi32(dots[0][t][p], dots[1][t][p])
-                        } else {
-                            dots[0][t][p]
-                        };
-                        let both = _mm512_mul_ps(scale, _mm512_set1_ps(*tokens[t].scales.add(group)));
-                        let sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), both, acc[t][p]);
-                        acc[t][p] = _mm512_fmadd_ps(bias, _mm512_set1_ps(*tokens[t].sums.add(group)), sum);
-                    }
+            }
+            for p in 0..PANELS {
+                let scale = _mm512_loadu_ps(scales[p].add(group * PANEL_ROWS));
+                let bias = _mm512_loadu_ps(biases[p].add(group * PANEL_ROWS));
+                for t in 0..N {
+                    let dot =
+                        if N <= 2 { _mm512_add_epi32(dots[0][t][p], dots[1][t][p]) } else { dots[0][t][p] };
+                    let both = _mm512_mul_ps(scale, _mm512_set1_ps(*tokens[t].scales.add(group)));
+                    let sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), both, acc[t][p]);
+                    acc[t][p] = _mm512_fmadd_ps(bias, _mm512_set1_ps(*tokens[t].sums.add(group)), sum);
                 }
             }
-            for (acc, token) in acc.iter().zip(tokens) {
-                for (p, acc) in acc.iter().enumerate() {
-                    _mm512_storeu_ps(token.acc.add(p * PANEL_ROWS), *acc);
-                }
+        }
+        for (acc, token) in acc.iter().zip(tokens) {
+            for (p, acc) in acc.iter().enumerate() {
+                _mm512_storeu_ps(token.acc.add(p * PANEL_ROWS), *acc);
             }
         }
     }

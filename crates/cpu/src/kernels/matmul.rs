@@ -17,7 +17,7 @@
 //!
 //! # Work and memory of the int8 form
 //!
-//! *Prefill.* A tile of 32 rows by eight groups is unpacked once into the L1 cache, rows in lanes (see
+//! *Prefill.* A tile of 32 rows by eight or sixteen groups is unpacked once into the L1 cache, rows in lanes (see
 //! [`tile`](super::tile)), and meets every token of the list, six at a time, whose sums fill the registers. The
 //! next rows are asked for between dot products ([`Upcoming`]), since an expert's few tokens leave little time.
 //! The floor is one dot-product instruction per 64 products; the rest is unpacking, scaling and loads.
@@ -42,7 +42,7 @@ use super::OutRows;
 use super::activations::QuantizedRows;
 use super::simd::{Kernel, LANES, Simd, prefetch, run};
 use super::tile::{
-    Activation, Ahead, GROUP_BYTES, MAX_TOKENS, PANEL_ROWS, PANELS, SCALE_GROUPS, Source, TILE_GROUPS,
+    Activation, Ahead, GROUP_BYTES, MAX_TOKENS, PANEL_BYTES, PANEL_ROWS, PANELS, SCALE_GROUPS, Source,
     TILE_ROWS, Upcoming,
 };
 use crate::isa::Isa;
@@ -61,7 +61,7 @@ const SCALE_ROWS_AHEAD: usize = 2 * PANEL_ROWS;
 /// Groups of a tile for [`FEW_TOKENS`]: one cache line of every row.
 const FEW_TOKENS_GROUPS: usize = 2;
 /// Tokens that meet a tile before the next one is unpacked; their running sums stay in the L2 cache.
-const TOKEN_BLOCK: usize = 16 * MAX_TOKENS;
+const TOKEN_BLOCK: usize = 32 * MAX_TOKENS;
 
 /// Rows `rows` of `w` times `tokens`, indices of rows of `x`: element `(i, r)` of `out` becomes
 /// `W[r, :] . x[tokens[i], :]`. Runs on the calling thread.
@@ -190,7 +190,7 @@ struct Int8<'a> {
 /// A tile and what goes with it. Never zeroed: each part is written before it is read.
 #[repr(C, align(64))]
 struct Scratch {
-    weights: [MaybeUninit<[u8; TILE_GROUPS * GROUP_BYTES]>; PANELS],
+    weights: [MaybeUninit<[u8; PANEL_BYTES]>; PANELS],
     scales: [MaybeUninit<[f32; SCALE_GROUPS * PANEL_ROWS]>; PANELS],
     biases: [MaybeUninit<[f32; SCALE_GROUPS * PANEL_ROWS]>; PANELS],
     acc: MaybeUninit<[f32; TOKEN_BLOCK * TILE_ROWS]>,
@@ -209,7 +209,9 @@ impl Kernel for Int8<'_> {
         let groups = w.cols / GROUP_SIZE;
         let row_bytes = w.format.row_bytes(w.cols);
         let wide = w.format == Format::Affine8;
-        let tile_groups = if tokens.len() <= FEW_TOKENS { FEW_TOKENS_GROUPS } else { TILE_GROUPS };
+        let group_bytes = if wide { GROUP_BYTES } else { S::GROUP_BYTES_4 };
+        let tile_groups =
+            if tokens.len() <= FEW_TOKENS { FEW_TOKENS_GROUPS } else { PANEL_BYTES / group_bytes };
         let mut scratch = MaybeUninit::<Scratch>::uninit();
         let scratch = scratch.as_mut_ptr();
         // SAFETY: field addresses of an allocation that lives to the end; nothing is read before it is written.

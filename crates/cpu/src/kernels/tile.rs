@@ -1,6 +1,6 @@
 //! Weight tiles: what stands between a matrix in the checkpoint's layout and the integer dot product.
 //!
-//! A tile is [`PANELS`] panels of [`PANEL_ROWS`] weight rows by up to [`TILE_GROUPS`] groups, its weights
+//! A tile is [`PANELS`] panels of [`PANEL_ROWS`] weight rows by as many groups as [`PANEL_BYTES`] hold, its weights
 //! unpacked to bytes with **rows in lanes**: unit `u` of a group holds, for each of the sixteen rows in turn,
 //! the four weights that meet four activations. One dot-product instruction then multiplies a unit by four
 //! activations that are broadcast, and leaves a running sum per row, so nothing is ever summed across lanes.
@@ -9,7 +9,8 @@
 //! which the low and the high nibbles of a packed u32 come out, and the order of
 //! [`QuantizedRows`](super::activations::QuantizedRows).
 //!
-//! An instruction set may order the bytes of a group differently (`neon/i8mm.rs`): only its own `multiply` reads them.
+//! An instruction set may order the bytes of a group differently (`neon/i8mm.rs`), or leave two units of 4-bit weights
+//! packed in one (`avx512.rs`): only its own `multiply` reads them.
 
 use lily_model::weights::GROUP_SIZE;
 
@@ -21,8 +22,8 @@ pub const PANEL_ROWS: usize = 16;
 pub const PANELS: usize = 2;
 /// Weight rows of a tile.
 pub const TILE_ROWS: usize = PANEL_ROWS * PANELS;
-/// Groups of a tile: a whole one is 16 KiB of bytes and stays in the L1 cache with the activations it meets.
-pub const TILE_GROUPS: usize = 8;
+/// Bytes of a panel in a tile: both together, 16 KiB, stay in the L1 cache with the activations they meet.
+pub const PANEL_BYTES: usize = 8 * GROUP_BYTES;
 /// Groups whose scales are unpacked at a time: 32 bf16 are one cache line.
 pub const SCALE_GROUPS: usize = 32;
 /// Weights that meet one broadcast.
@@ -164,11 +165,15 @@ pub trait TileOps: Copy + Send + Sync + 'static {
     /// Tokens that [`TileOps::multiply`] takes best at a time, at most [`MAX_TOKENS`].
     const TOKENS: usize;
 
+    /// Bytes that [`TileOps::unpack_4`] makes of a group of a panel, at most [`GROUP_BYTES`].
+    const GROUP_BYTES_4: usize = GROUP_BYTES;
+
     /// Unpacks `groups` groups of 4-bit weights (`GROUP_SIZE / 2` bytes of each row per group) to
-    /// `groups * GROUP_BYTES` bytes at `to`.
+    /// `groups * GROUP_BYTES_4` bytes at `to`.
     unsafe fn unpack_4(from: Source, groups: usize, to: *mut u8);
 
-    /// As [`TileOps::unpack_4`] for 8-bit weights (`GROUP_SIZE` bytes of each row per group), and asks the cache for
+    /// As [`TileOps::unpack_4`] for 8-bit weights (`GROUP_SIZE` bytes of each row per group, of which it makes
+    /// [`GROUP_BYTES`]), and asks the cache for
     /// the bytes `ahead` further on.
     unsafe fn unpack_8(from: Source, groups: usize, ahead: usize, to: *mut u8);
 
