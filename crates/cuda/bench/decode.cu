@@ -167,7 +167,7 @@ static void set_step(int count, int position, int first_sequence = 0) {
 
 // ---- launches ------------------------------------------------------------------------------------------------------------
 
-struct Options { bool pdl = true; int stages = 1, prefetch = 8, carveout = 100; std::string skip, only; } options;
+struct Options { bool pdl = true; int stages = 1, prefetch = 12, carveout = 100; std::string skip, only; } options;
 static std::vector<std::string> names;  // of the kernels launched since it was cleared
 static std::string stage_of(const std::string& name) { size_t i = name.find("_batch"); return i == std::string::npos ? name : name.substr(0, i); }
 template <class... A, class... B> void launch(const char* name, void (*f)(A...), dim3 grid, int threads, int shared, B... b) {
@@ -253,26 +253,27 @@ static void sweep() {
   make_sequences(1, 256, 8); set_step(1, 256); const Options usual = options;
   auto report = [&](const char* what) { const double us = time_step(false, 1); printf("%-44s %.1f us = %.0f tokens/s\n", what, us, 1e6 / us); options = usual; };
   report("usual"); options.pdl = false; report("no programmatic launch");
-  for (int m : {0, 4, 6, 10, 12}) { options.prefetch = m; char b[60]; sprintf(b, "L2 asked for %d MB of the next layer", m); report(b); }
+  for (int m : {0, 6, 10, 14}) { options.prefetch = m; char b[60]; sprintf(b, "L2 asked for %d MB of the next layer", m); report(b); }
 }
 
 #ifdef STAMPS
 // Built by `build.sh` with STAMPS=1 from kernels whose first block notes when it starts and when its wait ends.
-static void stamps() {
+static void stamps(bool batch, int R) {
   std::map<std::string, std::map<int, double>> marks, marked;
-  const int runs = 20; names.clear(); run_step(false, 1, 0);
+  const int runs = 20; names.clear(); run_step(batch, R, 0);
 #ifdef STAMP_BLOCK
   if (STAMP_BLOCK) names.erase(names.begin());  // embed has one block
 #endif
   const int n = names.size() - 1; std::map<std::string, std::vector<double>> total, early; std::vector<std::string> order;
-  cudaGraph_t g; cudaGraphExec_t e; CK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal)); run_step(false, 1, 0); CK(cudaStreamEndCapture(stream, &g)); CK(cudaGraphInstantiate(&e, g, 0));
+  cudaGraph_t g; cudaGraphExec_t e; CK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal)); run_step(batch, R, 0); CK(cudaStreamEndCapture(stream, &g)); CK(cudaGraphInstantiate(&e, g, 0));
   for (int r = 0; r < runs; ++r) { u32 zero = 0; CK(cudaMemcpyToSymbol(stamp_count, &zero, 4)); CK(cudaGraphLaunch(e, stream)); CK(cudaStreamSynchronize(stream)); std::vector<u64> t(4096); CK(cudaMemcpyFromSymbol(t.data(), stamp_times, 4096 * 8));
 #ifdef STAMP_BLOCK
     std::vector<long long> mk(8192 * 4); CK(cudaMemcpyFromSymbol(mk.data(), stamp_marks, mk.size() * 8)); if (r > 4) for (int i = 0; i + 1 < n; ++i) for (int k = 1; k < 16; ++k) if (mk[16 * i + k]) { marks[names[i]][k] += (double)(mk[16 * i + k] - (long long)t[2 * i + 1]); ++marked[names[i]][k]; }
 #endif
     if (r > 4) for (int i = 0; i + 1 < n; ++i) { total[names[i]].push_back((double)(t[2 * i + 3] - t[2 * i + 1])); early[names[i]].push_back((double)(t[2 * i + 1] - t[2 * i])); } }
-  double sum = 0; for (const char* s : STAGES) { auto& v = total[s]; if (v.empty()) continue; double a = 0, b = 0; for (double d : v) a += d; for (double d : early[s]) b += d; const double each = a / v.size() / 1e3; sum += a / (runs - 5) / 1e3;
-    std::sort(v.begin(), v.end()); printf("%-12s %3zu kernels, %6.2f us from its wait to the next one's (median %6.2f), %7.1f us a token; started %6.2f us before its wait ended\n", s, v.size() / (runs - 5), each, v[v.size() / 2] / 1e3, a / (runs - 5) / 1e3, b / v.size() / 1e3);
+  double sum = 0; std::vector<std::string> kinds; for (auto& k : names) if (std::find(kinds.begin(), kinds.end(), k) == kinds.end()) kinds.push_back(k);
+  for (auto& s : kinds) { auto& v = total[s]; if (v.empty()) continue; double a = 0, b = 0; for (double d : v) a += d; for (double d : early[s]) b += d; const double each = a / v.size() / 1e3; sum += a / (runs - 5) / 1e3;
+    std::sort(v.begin(), v.end()); printf("%-16s %3zu kernels, %6.2f us from its wait to the next one's (median %6.2f), %7.1f us a token; started %6.2f us before its wait ended\n", s.c_str(), v.size() / (runs - 5), each, v[v.size() / 2] / 1e3, a / (runs - 5) / 1e3, b / v.size() / 1e3);
     for (auto& m : marks[s]) printf(" %d:%.0f", m.first, m.second / marked[s][m.first]); if (!marks[s].empty()) printf("\n"); }
   printf("sum %.1f us\n", sum);
 }
@@ -306,7 +307,8 @@ int main(int argc, char** argv) {
     else if (a == "batch") time_batches();
     else if (a == "sweep") sweep();
 #ifdef STAMPS
-    else if (a == "stamps") { make_sequences(1, 256, 8); set_step(1, 256); stamps(); }
+    else if (a == "stamps") { make_sequences(1, 256, 8); set_step(1, 256); stamps(false, 1); }
+    else if (!strncmp(argv[i], "stamps", 6)) { const int R = atoi(argv[i] + 6); make_sequences(R, 1024, 8); set_step(R, 1024); stamps(true, R); }
 #endif
   }
   return failures != 0;

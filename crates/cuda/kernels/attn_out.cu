@@ -6,6 +6,7 @@
 
 constexpr int TILES = HIDDEN / TILE;
 constexpr int MOST_SLOTS = 8, MOST_SLOTS_BATCH = 2;  // of a warp
+constexpr int THREADS = 544;  // one warp asks the L2 for what comes next
 using One = Split<1, ATTN_WIDTH, 4, 16, TILES, MOST_SLOTS>;
 using Eight = Split<ROW_GROUP, ATTN_WIDTH, 4, 16, TILES, MOST_SLOTS_BATCH>;
 
@@ -16,23 +17,26 @@ __device__ __forceinline__ void body(const Step* step, const u8* matrix, const f
   const int first = blockIdx.x * S::PER_BLOCK, row0 = S::ROWS == 1 ? 0 : blockIdx.y * ROW_GROUP;
   const int rows = S::ROWS == 1 ? 1 : min((int)step->rows - row0, ROW_GROUP);
   if (rows <= 0) return wait_predecessors();
+  if (threadIdx.x >= S::WARPS * 32) {
+    wait_predecessors();
+    if (threadIdx.x == S::WARPS * 32 && blockIdx.y == 0) prefetch_share(next, next_bytes, blockIdx.x, S::BLOCKS);
+    return;
+  }
   project<S, false>(
       shared, matrix, first, min(S::PER_BLOCK, TILES - first), rows, nullptr,
-      [&] {
-        if (threadIdx.x == 0 && blockIdx.y == 0) prefetch_share(next, next_bytes, blockIdx.x, S::BLOCKS);
-      },
+      NoBegin{},
       [&](int row, int k, float(&v)[8]) { load8(mixed + (row0 + row) * ATTN_WIDTH, k, ATTN_WIDTH, v); }, NoFactor{},
       [&](int row, int n) { return x[(row0 + row) * HIDDEN + n]; },
       [&](int row, int n, float value, float prior) { x[(row0 + row) * HIDDEN + n] = prior + value; });
 }
 
-LAUNCH(attn_out, One::BLOCKS, 512, One::SHARED)
-extern "C" __global__ void __launch_bounds__(512, 2)
+LAUNCH(attn_out, One::BLOCKS, THREADS, One::SHARED)
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
     attn_out(const Step* step, const u8* matrix, const float* mixed, float* x, const u8* next, u32 next_bytes) {
   body<One>(step, matrix, mixed, x, next, next_bytes);
 }
-LAUNCH(attn_out_batch, Eight::BLOCKS, 512, Eight::SHARED)
-extern "C" __global__ void __launch_bounds__(512, 1)
+LAUNCH(attn_out_batch, Eight::BLOCKS, THREADS, Eight::SHARED)
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
     attn_out_batch(const Step* step, const u8* matrix, const float* mixed, float* x, const u8* next, u32 next_bytes) {
   body<Eight>(step, matrix, mixed, x, next, next_bytes);
 }

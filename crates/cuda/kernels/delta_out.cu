@@ -29,6 +29,7 @@ struct Tails {
 
 constexpr int TILES = HIDDEN / TILE;
 constexpr int MOST_SLOTS = 8, MOST_SLOTS_BATCH = 2;  // of a warp
+constexpr int THREADS = 544;  // one warp asks the L2 for what comes next
 using One = Split<1, VALUE_WIDTH, 4, 16, TILES, MOST_SLOTS>;
 using Eight = Split<ROW_GROUP, VALUE_WIDTH, 4, 16, TILES, MOST_SLOTS_BATCH>;
 
@@ -40,6 +41,11 @@ __device__ __forceinline__ void body(const Step* step, const u8* matrix, const f
   const int first = blockIdx.x * S::PER_BLOCK, row0 = S::ROWS == 1 ? 0 : blockIdx.y * ROW_GROUP;
   const int rows = S::ROWS == 1 ? 1 : min((int)step->rows - row0, ROW_GROUP);
   if (rows <= 0) return wait_predecessors();
+  if (threadIdx.x >= S::WARPS * 32) {
+    wait_predecessors();
+    if (threadIdx.x == S::WARPS * 32 && blockIdx.y == 0) prefetch_share(next, next_bytes, blockIdx.x, S::BLOCKS);
+    return;
+  }
   // Tails: a thread has one channel of one segment; groups of rows share the segments.
   constexpr int CHANNELS_EACH = ceil_div(CHANNELS, S::BLOCKS), AT_ONCE = 512 / CHANNELS_EACH;
   const int channel = blockIdx.x * CHANNELS_EACH + threadIdx.x % CHANNELS_EACH;
@@ -49,7 +55,6 @@ __device__ __forceinline__ void body(const Step* step, const u8* matrix, const f
   project<S, false>(
       shared, matrix, first, min(S::PER_BLOCK, TILES - first), rows, nullptr,
       [&] {
-        if (threadIdx.x == 0 && blockIdx.y == 0) prefetch_share(next, next_bytes, blockIdx.x, S::BLOCKS);
         if (S::ROWS == 1 && moves) tails.read(step, proj, ordinal, 0, channel);
       },
       [&](int row, int k, float(&v)[8]) { load8(mixed + (row0 + row) * VALUE_WIDTH, k, VALUE_WIDTH, v); },
@@ -72,14 +77,14 @@ __device__ __forceinline__ void body(const Step* step, const u8* matrix, const f
   }
 }
 
-LAUNCH(delta_out, One::BLOCKS, 512, One::SHARED)
-extern "C" __global__ void __launch_bounds__(512, 2)
+LAUNCH(delta_out, One::BLOCKS, THREADS, One::SHARED)
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
     delta_out(const Step* step, const u8* matrix, const float* mixed, const float* squares, const float* proj, float* x, const u8* next,
               u32 ordinal, u32 next_bytes) {
   body<One>(step, matrix, mixed, squares, proj, x, next, ordinal, next_bytes);
 }
-LAUNCH(delta_out_batch, Eight::BLOCKS, 512, Eight::SHARED)
-extern "C" __global__ void __launch_bounds__(512, 1)
+LAUNCH(delta_out_batch, Eight::BLOCKS, THREADS, Eight::SHARED)
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
     delta_out_batch(const Step* step, const u8* matrix, const float* mixed, const float* squares, const float* proj, float* x,
                     const u8* next, u32 ordinal, u32 next_bytes) {
   body<Eight>(step, matrix, mixed, squares, proj, x, next, ordinal, next_bytes);

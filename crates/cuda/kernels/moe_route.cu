@@ -80,15 +80,16 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
 }
 
 // moe_select_batch: one block, a warp a row to choose, then a thread an expert to list its rows in the order of the rows.
-LAUNCH(moe_select_batch, 1, 1024, 0)
+LAUNCH(moe_select_batch, 1, 1024, MAX_ROWS * sizeof(ChoiceRoom))
 extern "C" __global__ void __launch_bounds__(1024) moe_select_batch(const Step* step, const float* logits, u32* choice, u32* items) {
+  extern __shared__ __align__(16) ChoiceRoom rooms[];  // one for each row
   __shared__ u32 ids[MAX_ROWS * TOP_K];
   __shared__ u32 slots_before[8], items_before[8];
   launch_dependents();
   wait_predecessors();
   const int rows = step->rows, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   if (warp < rows) {
-    const u32 id = publish(logits + warp * ROUTER_STRIDE, choice + warp * CHOICE_WORDS, lane);
+    const u32 id = publish(logits + warp * ROUTER_STRIDE, choice + warp * CHOICE_WORDS, lane, rooms[warp]);
     if (lane < TOP_K) ids[warp * TOP_K + lane] = id;
   }
   __syncthreads();

@@ -16,7 +16,7 @@ constexpr int TILE_BYTES = HIDDEN_CHUNKS * CHUNK4;
 constexpr int LANES = WARPS / HIDDEN_CHUNKS;
 constexpr int PER_BLOCK = ceil_div(TILES, MULTIPROCESSORS), BLOCKS = ceil_div(TILES, PER_BLOCK);
 constexpr int EACH = ceil_div(PER_BLOCK, LANES);  // tiles of a warp
-constexpr int most_rounds(int tiles, int rounds) { return tiles * TILE_BYTES > (SHARED_LIMIT - 8192) * rounds ? most_rounds(tiles, rounds + 1) : rounds; }
+constexpr int most_rounds(int tiles, int rounds) { return tiles * TILE_BYTES > (SHARED_LIMIT - 12288) * rounds ? most_rounds(tiles, rounds + 1) : rounds; }
 // A block's tiles come in so many rounds, one after the other, where shared memory is small.
 constexpr int ROUNDS = most_rounds(PER_BLOCK, 1), AT_ONCE = ceil_div(PER_BLOCK, ROUNDS);
 constexpr int SUMS = AT_ONCE * TILE_BYTES, BARRIERS = SUMS + HIDDEN_CHUNKS * PER_BLOCK * TILE * 4, SHARED = BARRIERS + 8 * AT_ONCE;
@@ -27,6 +27,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
     moe_up(const Step* step, const u8* up, const u8* packed, const float* logits, float* inner, u32* choice) {
   extern __shared__ __align__(16) u8 shared[];
   __shared__ u32 experts[PER_BLOCK];
+  __shared__ __align__(16) ChoiceRoom room;
   launch_dependents();
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int first = blockIdx.x * PER_BLOCK, count = TILES % PER_BLOCK == 0 ? PER_BLOCK : min(PER_BLOCK, TILES - first);
@@ -45,7 +46,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
   float logit;
   u32 id;
   if (warp == WARPS - 1) {
-    id = choose(logits, lane, logit);
+    id = choose(logits, lane, room, logit);
     const int tile = first + min(lane, count - 1);
     const u32 expert = __shfl_sync(~0u, id, tile / UP_TILES);
     if (lane < count) experts[lane] = expert;

@@ -1,7 +1,7 @@
 // Products of quantized matrices (README.md, "tiles") with rows of activations.
 //
 // An activation row is rounded to 16 bits per group of 64 inputs and taken apart into two signed bytes, which are two
-// columns of the tensor cores' right operand. A 4-bit weight costs three eighths of an instruction to unpack; the product of a
+// columns of the tensor cores' right operand. A 4-bit weight costs an eighth of an instruction to unpack; the product of a
 // tile of 16 rows with 64 inputs is two instructions, whose sums are exact. For one row, the four groups of a chunk use the
 // eight columns together: each group meets its own two and zeros elsewhere, and one set of sums holds all four.
 #pragma once
@@ -70,7 +70,12 @@ struct OneRow {
   }
 };
 
-constexpr u32 LOW_NIBBLES = 0x0f0f0f0fu;
+constexpr u32 LOW_NIBBLES = 0x0f0f0f0fu, HIGH_NIBBLES = 0xf0f0f0f0u;
+
+// Sums of products of one tile row with the two planes, in two parts that are kept apart because a 4-bit weight's byte is masked
+// and not shifted: even inputs come as they are, odd ones sixteenfold. `EVEN` is what the even part must be multiplied with, and
+// 1 / EVEN what the scale carries for it.
+template <int BITS> constexpr int EVEN = BITS == 4 ? 16 : 1;
 
 // A tile's chunk, in this lane's registers.
 template <int BITS> struct Weights;
@@ -80,9 +85,9 @@ template <> struct Weights<4> {
 #pragma unroll
     for (int j = 0; j < 4; ++j) w[j] = *(const uint4*)(chunk + j * 512 + lane * 16);
   }
-  __device__ __forceinline__ void multiply(int j, int (&c)[4], const u32 (&b)[4]) const {
-    mma_u8s8(c, w[j].x & LOW_NIBBLES, w[j].z & LOW_NIBBLES, w[j].x >> 4 & LOW_NIBBLES, w[j].z >> 4 & LOW_NIBBLES, b[0], b[1]);
-    mma_u8s8(c, w[j].y & LOW_NIBBLES, w[j].w & LOW_NIBBLES, w[j].y >> 4 & LOW_NIBBLES, w[j].w >> 4 & LOW_NIBBLES, b[2], b[3]);
+  __device__ __forceinline__ void multiply(int j, int (&even)[4], int (&odd)[4], const u32 (&b)[4]) const {
+    mma_u8s8(even, w[j].x & LOW_NIBBLES, w[j].z & LOW_NIBBLES, w[j].y & LOW_NIBBLES, w[j].w & LOW_NIBBLES, b[0], b[2]);
+    mma_u8s8(odd, w[j].x & HIGH_NIBBLES, w[j].z & HIGH_NIBBLES, w[j].y & HIGH_NIBBLES, w[j].w & HIGH_NIBBLES, b[1], b[3]);
   }
 };
 template <> struct Weights<8> {
@@ -93,15 +98,17 @@ template <> struct Weights<8> {
 #pragma unroll
       for (int h = 0; h < 2; ++h) w[j][h] = *(const uint4*)(chunk + j * 1024 + h * 512 + lane * 16);
   }
-  __device__ __forceinline__ void multiply(int j, int (&c)[4], const u32 (&b)[4]) const {
-    mma_u8s8(c, w[j][0].x, w[j][1].x, w[j][0].y, w[j][1].y, b[0], b[1]);
-    mma_u8s8(c, w[j][0].z, w[j][1].z, w[j][0].w, w[j][1].w, b[2], b[3]);
+  __device__ __forceinline__ void multiply(int j, int (&even)[4], int (&odd)[4], const u32 (&b)[4]) const {
+    mma_u8s8(even, w[j][0].x, w[j][1].x, w[j][0].z, w[j][1].z, b[0], b[2]);
+    mma_u8s8(odd, w[j][0].y, w[j][1].y, w[j][0].w, w[j][1].w, b[1], b[3]);
   }
 };
 
-// One group's share of a product: scale and bias of the weights, the sums of both bytes, factors of the activations.
-__device__ __forceinline__ float group_term(u32 pair, int high, int low, float2 factor) {
-  return __fmaf_rn(__fmul_rn(pair_scale(pair), factor.x), (float)(high * 256 + low), __fmul_rn(pair_bias(pair), factor.y));
+// One group's share of a product: scale and bias of the weights, the sums of both bytes, factors of the activations (the first
+// divided by EVEN).
+template <int BITS> __device__ __forceinline__ float group_term(u32 pair, const int (&even)[4], const int (&odd)[4], int row, float2 factor) {
+  const int sum = (even[row] * 256 + even[row + 1]) * EVEN<BITS> + (odd[row] * 256 + odd[row + 1]);
+  return __fmaf_rn(__fmul_rn(pair_scale(pair), factor.x), (float)sum, __fmul_rn(pair_bias(pair), factor.y));
 }
 
 // A chunk of one row. Lane t = 0 of four returns the product of tile row g = lane / 4, lane t = 1 that of row g + 8.
@@ -109,13 +116,11 @@ template <int BITS> __device__ __forceinline__ float chunk_product(const u8* chu
   Weights<BITS> weights;
   weights.load(chunk, lane);
   const uint2 pairs = *(const uint2*)(chunk + chunk_bytes<BITS>() - PARAMETERS + lane * 8);
-  int even[4] = {0, 0, 0, 0}, odd[4] = {0, 0, 0, 0};  // two chains of dependent instructions instead of one; sums are exact
-  weights.multiply(0, even, x.b[0]);
-  weights.multiply(1, odd, x.b[1]);
-  weights.multiply(2, even, x.b[2]);
-  weights.multiply(3, odd, x.b[3]);
-  const float low = group_term(pairs.x, even[0] + odd[0], even[1] + odd[1], x.factor);
-  const float high = group_term(pairs.y, even[2] + odd[2], even[3] + odd[3], x.factor);
+  int even[4] = {0, 0, 0, 0}, odd[4] = {0, 0, 0, 0};
+#pragma unroll
+  for (int j = 0; j < 4; ++j) weights.multiply(j, even, odd, x.b[j]);
+  const float2 factor = make_float2(x.factor.x * (1.0f / EVEN<BITS>), x.factor.y);
+  const float low = group_term<BITS>(pairs.x, even, odd, 0, factor), high = group_term<BITS>(pairs.y, even, odd, 2, factor);
   // (g0 + g1) + (g2 + g3) of both, half of the exchanges of two sums.
   const bool second = lane & 1;
   const float sum = (second ? high : low) + __shfl_xor_sync(~0u, second ? low : high, 1);
@@ -158,10 +163,11 @@ __device__ __forceinline__ void chunk_product(const Weights<BITS>& weights, cons
     const uint2 pairs = *(const uint2*)(parameters + (lane / 4 * 4 + j) * 8);
 #pragma unroll
     for (int n = 0; n < 2; ++n) {
-      int c[4] = {0, 0, 0, 0};
-      weights.multiply(j, c, x.b[n][j]);
-      l[n][j] = group_term(pairs.x, c[0], c[1], x.factor[n][j]);
-      h[n][j] = group_term(pairs.y, c[2], c[3], x.factor[n][j]);
+      int even[4] = {0, 0, 0, 0}, odd[4] = {0, 0, 0, 0};
+      weights.multiply(j, even, odd, x.b[n][j]);
+      const float2 factor = make_float2(x.factor[n][j].x * (1.0f / EVEN<BITS>), x.factor[n][j].y);
+      l[n][j] = group_term<BITS>(pairs.x, even, odd, 0, factor);
+      h[n][j] = group_term<BITS>(pairs.y, even, odd, 2, factor);
     }
   }
 #pragma unroll
@@ -259,21 +265,20 @@ __device__ __forceinline__ void project(u8* shared, const u8* matrix, int first,
   const int result_row = threadIdx.x % ROWS;
   const bool has_row = ROWS == 1 || result_row < rows;
   const float early = has_row && (int)threadIdx.x < total * TILE * ROWS ? prior(result_row, first * TILE + threadIdx.x / ROWS) : 0.0f;
+  float squared = 0.0f;  // of this lane's inputs of one row
   if (works) {
 #pragma unroll(ROWS == 1 ? 1 : 4)
     for (int row = 0; row < (ROWS == 1 ? 1 : rows); ++row) {
       float v[8];
       load(row, k, v);
       if (NORM) {
-        if (tile_lane == 0) {
-          float sum = 0.0f;
+        squared = 0.0f;
 #pragma unroll
-          for (int e = 0; e < 8; ++e) sum = __fmaf_rn(v[e], v[e], sum);
-          sum = lanes_sum<32>(sum);
-          if (lane == 0) squares[warp * ROWS + row] = sum;
+        for (int e = 0; e < 8; ++e) squared = __fmaf_rn(v[e], v[e], squared), v[e] *= w[e];
+        if (ROWS > 1 && tile_lane == 0) {
+          squared = lanes_sum<32>(squared);
+          if (lane == 0) squares[warp * ROWS + row] = squared;
         }
-#pragma unroll
-        for (int e = 0; e < 8; ++e) v[e] *= w[e];
       }
       round_chunk(v, planes + row * PLANES, factors + row * 4, lane);
     }
@@ -328,6 +333,12 @@ __device__ __forceinline__ void project(u8* shared, const u8* matrix, int first,
       store(result_row, at_row, sum, start == 0 && o == (int)threadIdx.x ? early : prior(result_row, at_row));
     }
   };
+  // One row's sum of squares is nothing that its products wait for.
+  const auto squares_of_one = [&] {
+    if (!NORM || ROWS > 1 || tile_lane) return;
+    squared = lanes_sum<32>(squared);
+    if (works && lane == 0) squares[warp] = squared;
+  };
   float* own_products = products + (chunk * S::WAVE + tile_lane) * TILE * ROWS;
   if constexpr (S::PER_BLOCK <= S::WAVE && S::EACH <= SLOTS_) {
 #pragma unroll
@@ -338,9 +349,11 @@ __device__ __forceinline__ void project(u8* shared, const u8* matrix, int first,
       }
       if (!BULK_COPIES) copies_commit();
     }
+    squares_of_one();
     __syncthreads();
     finish(products, 0, total);
   } else {
+    squares_of_one();
     int i = 0, slot = 0, buffer = 0;
     u32 turn = 0;
     for (int start = 0; start < total; start += S::WAVE) {
