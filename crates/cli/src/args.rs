@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 
 /// One engine for one model: Qwen3.6-35B-A3B, 4-bit, on the machine in front of you.
 #[derive(Debug, Parser)]
@@ -25,6 +25,8 @@ pub enum Command {
     Bench(BenchArgs),
     /// Show what a checkpoint holds and whether Lily runs it
     Inspect(InspectArgs),
+    /// Show what a GPU runs for one decoded token: kernels, what waits for what, bytes; needs no GPU
+    Plan(PlanArgs),
     /// Write a checkpoint with random weights in the real layout, to measure speed and memory with
     Synth(SynthArgs),
     /// Measure how often the demo answers its held-out questions correctly
@@ -185,6 +187,35 @@ pub struct BenchArgs {
 pub struct InspectArgs {
     /// Directory of a checkpoint
     pub dir: PathBuf,
+}
+
+/// A GPU's programming interface.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum GpuKind {
+    /// NVIDIA; the plan is for an H100 or H200
+    Cuda,
+    /// Apple; the plan is for a GPU of the Max class
+    Metal,
+}
+
+/// Arguments of `lily plan`.
+#[derive(Clone, Debug, Args)]
+pub struct PlanArgs {
+    /// The kind of GPU
+    #[arg(long, value_enum, value_name = "NAME")]
+    pub backend: GpuKind,
+    /// Directory of a checkpoint [default: the shapes of Qwen3.6-35B-A3B, 4-bit]
+    #[arg(long, value_name = "DIR")]
+    pub model_path: Option<PathBuf>,
+    /// Positions of context that each sequence has
+    #[arg(long, value_name = "N", default_value_t = 256, value_parser = at_least_one)]
+    pub context: usize,
+    /// Sequences that are decoded together
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = at_least_one)]
+    pub batch: usize,
+    /// Write the dependencies into this file as a graph in Graphviz' language
+    #[arg(long, value_name = "FILE")]
+    pub dot: Option<PathBuf>,
 }
 
 /// Arguments of `lily synth`.

@@ -3,6 +3,7 @@
 pub mod bench;
 pub mod chat;
 pub mod inspect;
+pub mod plan;
 pub mod score;
 pub mod serve;
 pub mod synth;

@@ -35,6 +35,7 @@ pub fn lily(args: Lily) -> ExitCode {
         Command::Serve(args) => commands::serve::run(&args),
         Command::Bench(args) => commands::bench::run(&args, started),
         Command::Inspect(args) => commands::inspect::run(&args),
+        Command::Plan(args) => commands::plan::run(&args),
         Command::Synth(args) => commands::synth::run(&args),
         Command::DemoScore(args) => commands::score::run(&args),
     })

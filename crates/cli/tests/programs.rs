@@ -66,7 +66,7 @@ fn what_goes_wrong_is_one_sentence_and_exit_code_1() {
     let empty = empty.path().to_str().expect("a plain path");
     let taken = TcpListener::bind("127.0.0.1:0").expect("a port");
     let port = taken.local_addr().expect("an address").port().to_string();
-    let cases: [(&[&str], &str); 12] = [
+    let cases: [(&[&str], &str); 15] = [
         (&["chat", "hi", "--model-path", "/no/such/folder"], "/no/such/folder"),
         (&["chat", "hi", "--model-path", empty], "config.json"),
         (&["chat", "hi", "--ctx-len", "99999999"], "--ctx-len"),
@@ -78,6 +78,9 @@ fn what_goes_wrong_is_one_sentence_and_exit_code_1() {
         (&["bench", "--prompt", "99999999"], "--prompt 99999999"),
         (&["bench", "--prompt", "64", "--depth", "100", "--ctx-len", "100"], "--depth 100"),
         (&["bench", "--prompt", "0", "--gen", "0"], "nothing to measure"),
+        (&["plan", "--backend", "cuda", "--batch", "33"], "--batch 33"),
+        (&["plan", "--backend", "cuda", "--context", "999999"], "--context 999999"),
+        (&["plan", "--backend", "metal", "--dot", "/no/such/folder/out.dot"], "--dot"),
         (&["bench", "--plot", "/no/such/folder/out.svg"], "--plot"),
     ];
     for (args, names) in cases {
@@ -86,6 +89,20 @@ fn what_goes_wrong_is_one_sentence_and_exit_code_1() {
         let sentence = stderr.lines().last().expect("a sentence");
         assert!(sentence.starts_with("lily: ") && sentence.contains(names), "{args:?}: {stderr}");
     }
+}
+
+#[test]
+fn the_plan_of_a_token_is_printed_without_a_gpu() {
+    let folder = tempfile::tempdir().expect("a directory");
+    let dot = folder.path().join("plan.dot");
+    let flags =
+        ["plan", "--backend", "cuda", "--context", "4096", "--dot", dot.to_str().expect("a plain path")];
+    let printed = text(&run(&mut lily(&flags)).stdout);
+    for part in ["one step of 1 sequence at context 4096", "253 kernels", "delta_core", "over the floor"] {
+        assert!(printed.contains(part), "{part} in:\n{printed}");
+    }
+    let graph = std::fs::read_to_string(dot).expect("the graph was written");
+    assert!(graph.starts_with("digraph") && graph.matches(" -> ").count() >= 252, "{graph}");
 }
 
 #[test]

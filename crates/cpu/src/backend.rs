@@ -12,6 +12,7 @@ use lily_engine::backend::{
     Backend, BackendError, DecodeStep, Export, Input, Limits, Memory, SequenceId, SnapshotId, StepOutput,
     Ticket, Want,
 };
+use lily_engine::meter::Meter;
 use lily_model::geometry::Geometry;
 use lily_model::weights::Weights;
 
@@ -21,7 +22,7 @@ use crate::isa::Isa;
 use crate::kernels::simd::LANES;
 use crate::kv_cache::{KvFormat, PAGE_TOKENS};
 use crate::limits;
-use crate::memory::{Meter, grow, zeroed};
+use crate::memory::{grow, zeroed};
 use crate::pool::{ThreadPool, physical_cores};
 use crate::prefault::Prefault;
 use crate::reference_pass;

@@ -11,9 +11,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use half::f16;
 use half::slice::HalfFloatSliceExt;
 use lily_engine::backend::BackendError;
+use lily_engine::meter::{Charge, Meter};
 use lily_model::geometry::AttentionGeometry;
 
-use crate::memory::{Charge, Meter, zeroed};
+use crate::memory::zeroed;
 use crate::saved;
 
 /// Positions in a page. Attention works in blocks of this size, aligned to absolute positions, so that the

@@ -8,10 +8,11 @@ use std::io::{self, Read, Write};
 use std::sync::Arc;
 
 use lily_engine::backend::BackendError;
+use lily_engine::meter::{Charge, Meter};
 use lily_model::geometry::{Geometry, LayerKind};
 
 use crate::kv_cache::{KvCache, KvFormat};
-use crate::memory::{Charge, Meter, zeroed};
+use crate::memory::zeroed;
 use crate::saved;
 
 /// State of one Gated DeltaNet layer.

@@ -30,6 +30,7 @@
 pub mod backend;
 pub mod constraint;
 pub mod engine;
+pub mod meter;
 pub mod output;
 pub mod prefix_cache;
 pub mod reasoning;

@@ -22,6 +22,12 @@ const OPS_PER_PRODUCT: u64 = 2;
 pub struct Cost {
     /// Bytes of matrices that one decoded token reads.
     pub weight_bytes: u64,
+    /// The part of them that each token reads for itself: its row of the embedding table.
+    pub row_bytes: u64,
+    /// The part of them that is the routed experts' of one token, each layer's `top_k`.
+    pub routed_bytes: u64,
+    /// Routed experts of a layer, and how many of them a token uses.
+    pub experts: (usize, usize),
     /// Bytes of recurrent state and convolution tails that one decoded token reads and writes: both counted.
     pub state_bytes: u64,
     /// Elements that each position of context adds to the KV cache, keys and values of all layers.
@@ -37,7 +43,7 @@ impl Cost {
     pub fn of(weights: &Weights) -> Cost {
         let geometry = &weights.geometry;
         let (attention, delta) = (&geometry.attention, &geometry.delta);
-        let (mut weight_bytes, mut layer_products) = (0, 0);
+        let (mut weight_bytes, mut routed_bytes, mut layer_products) = (0, 0, 0);
         for layer in &weights.layers {
             let mixer: &[&Matrix] = match &layer.mixer {
                 Mixer::Delta(w) => &[&w.in_proj_qkv, &w.in_proj_z, &w.in_proj_b, &w.in_proj_a, &w.out_proj],
@@ -45,16 +51,24 @@ impl Cost {
             };
             let always = mixer.iter().copied().chain(always_used(&layer.moe)).map(|matrix| (matrix, 1));
             let experts = routed(&layer.moe).into_iter().map(|matrix| (matrix, geometry.moe.top_k));
+            routed_bytes += routed(&layer.moe)
+                .map(|matrix| geometry.moe.top_k as u64 * matrix_bytes(matrix))
+                .iter()
+                .sum::<u64>();
             for (matrix, times) in always.chain(experts) {
                 weight_bytes += times as u64 * matrix_bytes(matrix);
                 layer_products += times as u64 * products(matrix);
             }
         }
-        weight_bytes += matrix_bytes(&weights.lm_head) + row_bytes(&weights.embed_tokens);
+        let row_bytes = row_bytes(&weights.embed_tokens);
+        weight_bytes += matrix_bytes(&weights.lm_head) + row_bytes;
         let state = (delta.state_elements() + delta.conv_tail_elements()) * size_of::<f32>();
         let kv = 2 * attention.kv_heads * attention.head_dim;
         Cost {
             weight_bytes,
+            row_bytes,
+            routed_bytes,
+            experts: (geometry.moe.experts, geometry.moe.top_k),
             state_bytes: (2 * geometry.count(LayerKind::Delta) * state) as u64,
             kv_elements: (geometry.count(LayerKind::Attention) * kv) as u64,
             layer_ops: OPS_PER_PRODUCT * layer_products,
@@ -68,10 +82,28 @@ impl Cost {
         self.weight_bytes + self.state_bytes + (depth * kv_element_bytes) as u64 * self.kv_elements
     }
 
+    /// Bytes that decoding one token of each of `batch` sequences in one step moves, each with `depth` tokens
+    /// before it. An expert that several of them use is read once; how many are used is the expectation for
+    /// routers that choose evenly.
+    pub fn batch_bytes(&self, batch: usize, depth: usize, kv_element_bytes: usize) -> u64 {
+        let (experts, top_k) = self.experts;
+        let used = used_experts(experts, top_k, batch) / top_k as f64;
+        let shared = self.weight_bytes - self.routed_bytes - self.row_bytes;
+        let own = self.row_bytes + self.state_bytes + (depth * kv_element_bytes) as u64 * self.kv_elements;
+        shared + (self.routed_bytes as f64 * used) as u64 + batch as u64 * own
+    }
+
     /// Matrix operations of a prompt of `tokens`, of which the last one goes through the head.
     pub fn prefill_ops(&self, tokens: usize) -> u64 {
         tokens as u64 * self.layer_ops + self.head_ops
     }
+}
+
+/// Experts that at least one of `tokens` tokens uses, each `top_k` of `experts`: the expectation for routers that
+/// choose evenly and independently.
+pub fn used_experts(experts: usize, top_k: usize, tokens: usize) -> f64 {
+    let missed = 1.0 - top_k as f64 / experts as f64;
+    experts as f64 * (1.0 - missed.powi(i32::try_from(tokens).unwrap_or(i32::MAX)))
 }
 
 /// What every token uses of a mixture of experts.
@@ -105,71 +137,10 @@ mod tests {
     use crate::checkpoint::Checkpoint;
     use crate::geometry::Geometry;
     use crate::synth;
-    use crate::weights::{AttentionWeights, Blob, DeltaWeights, Format, LayerWeights};
-
-    fn stack(count: usize, rows: usize, cols: usize, format: Format) -> Matrix {
-        let (data, scales, biases) = (Blob::empty(), Blob::empty(), Blob::empty());
-        Matrix { count, rows, cols, format, data, data_stride: 0, scales, biases }
-    }
-
-    fn matrix(rows: usize, cols: usize) -> Matrix {
-        stack(1, rows, cols, Format::Affine4)
-    }
-
-    /// The shapes of the published 4-bit checkpoint, without its bytes.
-    fn full_model() -> Weights {
-        let geometry = Geometry::qwen3_6_35b_a3b();
-        let (hidden, moe) = (geometry.hidden, &geometry.moe);
-        let (delta, attention) = (&geometry.delta, &geometry.attention);
-        let width = attention.heads * attention.head_dim;
-        let kv_width = attention.kv_heads * attention.head_dim;
-        let layer = |kind: &LayerKind| LayerWeights {
-            input_norm: Vec::new(),
-            mixer: match kind {
-                LayerKind::Delta => Mixer::Delta(DeltaWeights {
-                    in_proj_qkv: matrix(delta.conv_channels(), hidden),
-                    in_proj_z: matrix(delta.value_width(), hidden),
-                    in_proj_b: matrix(delta.value_heads, hidden),
-                    in_proj_a: matrix(delta.value_heads, hidden),
-                    conv1d: Vec::new(),
-                    a_log: Vec::new(),
-                    dt_bias: Vec::new(),
-                    norm: Vec::new(),
-                    out_proj: matrix(hidden, delta.value_width()),
-                }),
-                LayerKind::Attention => Mixer::Attention(AttentionWeights {
-                    q_proj: matrix(2 * width, hidden),
-                    k_proj: matrix(kv_width, hidden),
-                    v_proj: matrix(kv_width, hidden),
-                    o_proj: matrix(hidden, width),
-                    q_norm: Vec::new(),
-                    k_norm: Vec::new(),
-                }),
-            },
-            post_norm: Vec::new(),
-            moe: MoeWeights {
-                gate: stack(1, moe.experts, hidden, Format::Affine8),
-                gate_proj: stack(moe.experts, moe.expert_width, hidden, Format::Affine4),
-                up_proj: stack(moe.experts, moe.expert_width, hidden, Format::Affine4),
-                down_proj: stack(moe.experts, hidden, moe.expert_width, Format::Affine4),
-                shared_gate_proj: matrix(moe.shared_width, hidden),
-                shared_up_proj: matrix(moe.shared_width, hidden),
-                shared_down_proj: matrix(hidden, moe.shared_width),
-                shared_expert_gate: stack(1, 1, hidden, Format::Affine8),
-            },
-        };
-        Weights {
-            layers: geometry.layers.iter().map(layer).collect(),
-            embed_tokens: matrix(geometry.vocab, hidden),
-            norm: Vec::new(),
-            lm_head: matrix(geometry.vocab, hidden),
-            geometry,
-        }
-    }
 
     #[test]
     fn a_token_of_the_full_model_costs_what_the_design_says() {
-        let cost = Cost::of(&full_model());
+        let cost = Cost::of(&Weights::outline(&Geometry::qwen3_6_35b_a3b()));
         let near = |value: u64, stated: f64, digit: f64| (value as f64 - stated).abs() <= digit / 2.0;
         assert!(near(cost.weight_bytes, 1.67e9, 0.01e9), "{cost:?}");
         assert!(near(cost.state_bytes, 0.13e9, 0.01e9), "{cost:?}");
@@ -177,6 +148,11 @@ mod tests {
         // 20 KB for each token of context, in half precision.
         assert_eq!(cost.decode_bytes(1, 2) - cost.decode_bytes(0, 2), 20 * 1024);
         assert_eq!(cost.prefill_ops(3), 3 * cost.layer_ops + cost.head_ops);
+        // A batch of one is a token, a batch of many has every expert in use.
+        let (one, token) = (cost.batch_bytes(1, 256, 2), cost.decode_bytes(256, 2));
+        assert!(one.abs_diff(token) <= 1, "{one} and {token}");
+        assert_eq!(used_experts(256, 8, 1), 8.0);
+        assert!((used_experts(256, 8, 1000) - 256.0).abs() < 1e-6);
     }
 
     #[test]

@@ -9,7 +9,7 @@ use std::fmt;
 use std::ops::{Deref, Range};
 use std::sync::Arc;
 
-use crate::geometry::Geometry;
+use crate::geometry::{Geometry, LayerKind};
 
 /// Input elements that share one scale and one bias in the affine formats.
 pub const GROUP_SIZE: usize = 64;
@@ -147,6 +147,16 @@ impl Matrix {
         Matrix { count: 0, rows: 0, cols: 0, format: Format::Bf16, data, data_stride: 0, scales, biases }
     }
 
+    /// Bytes of the elements of one matrix of the stack.
+    pub fn data_bytes(&self) -> usize {
+        self.rows * self.format.row_bytes(self.cols)
+    }
+
+    /// Groups with a scale and a bias in one matrix of the stack; 0 unless affine.
+    pub fn groups(&self) -> usize {
+        if self.format.is_affine() { self.rows * (self.cols / GROUP_SIZE) } else { 0 }
+    }
+
     /// The only matrix of a stack of one.
     pub fn view(&self) -> MatrixView<'_> {
         debug_assert_eq!(self.count, 1);
@@ -156,9 +166,9 @@ impl Matrix {
     /// Matrix `index` of the stack. Panics where `index >= count`.
     pub fn at(&self, index: usize) -> MatrixView<'_> {
         assert!(index < self.count, "matrix {index} of a stack of {}", self.count);
-        let bytes = self.rows * self.format.row_bytes(self.cols);
+        let bytes = self.data_bytes();
         let start = index * self.data_stride;
-        let groups = if self.format.is_affine() { self.rows * (self.cols / GROUP_SIZE) * 2 } else { 0 };
+        let groups = self.groups() * size_of::<u16>();
         MatrixView {
             rows: self.rows,
             cols: self.cols,
@@ -266,4 +276,61 @@ pub struct Weights {
     pub norm: Vec<f32>,
     /// `[vocab, hidden]`; the embedding table itself where the head is tied.
     pub lm_head: Matrix,
+}
+
+impl Weights {
+    /// The shapes and formats that the published 4-bit checkpoint has at `geometry` (4-bit projections, 8-bit
+    /// routers), with no bytes behind the matrices and zeros in the vectors: for what is computed from shapes
+    /// alone.
+    pub fn outline(geometry: &Geometry) -> Weights {
+        let Geometry { hidden, attention, delta, moe, .. } = geometry;
+        let width = attention.heads * attention.head_dim;
+        let kv_width = attention.kv_heads * attention.head_dim;
+        let layer = |kind: &LayerKind| LayerWeights {
+            input_norm: vec![0.0; *hidden],
+            mixer: match kind {
+                LayerKind::Delta => Mixer::Delta(DeltaWeights {
+                    in_proj_qkv: outline(1, delta.conv_channels(), *hidden, Format::Affine4),
+                    in_proj_z: outline(1, delta.value_width(), *hidden, Format::Affine4),
+                    in_proj_b: outline(1, delta.value_heads, *hidden, Format::Affine4),
+                    in_proj_a: outline(1, delta.value_heads, *hidden, Format::Affine4),
+                    conv1d: vec![0.0; delta.conv_channels() * delta.conv_width],
+                    a_log: vec![0.0; delta.value_heads],
+                    dt_bias: vec![0.0; delta.value_heads],
+                    norm: vec![0.0; delta.value_dim],
+                    out_proj: outline(1, *hidden, delta.value_width(), Format::Affine4),
+                }),
+                LayerKind::Attention => Mixer::Attention(AttentionWeights {
+                    q_proj: outline(1, 2 * width, *hidden, Format::Affine4),
+                    k_proj: outline(1, kv_width, *hidden, Format::Affine4),
+                    v_proj: outline(1, kv_width, *hidden, Format::Affine4),
+                    o_proj: outline(1, *hidden, width, Format::Affine4),
+                    q_norm: vec![0.0; attention.head_dim],
+                    k_norm: vec![0.0; attention.head_dim],
+                }),
+            },
+            post_norm: vec![0.0; *hidden],
+            moe: MoeWeights {
+                gate: outline(1, moe.experts, *hidden, Format::Affine8),
+                gate_proj: outline(moe.experts, moe.expert_width, *hidden, Format::Affine4),
+                up_proj: outline(moe.experts, moe.expert_width, *hidden, Format::Affine4),
+                down_proj: outline(moe.experts, *hidden, moe.expert_width, Format::Affine4),
+                shared_gate_proj: outline(1, moe.shared_width, *hidden, Format::Affine4),
+                shared_up_proj: outline(1, moe.shared_width, *hidden, Format::Affine4),
+                shared_down_proj: outline(1, *hidden, moe.shared_width, Format::Affine4),
+                shared_expert_gate: outline(1, 1, *hidden, Format::Affine8),
+            },
+        };
+        Weights {
+            layers: geometry.layers.iter().map(layer).collect(),
+            embed_tokens: outline(1, geometry.vocab, *hidden, Format::Affine4),
+            norm: vec![0.0; *hidden],
+            lm_head: outline(1, geometry.vocab, *hidden, Format::Affine4),
+            geometry: geometry.clone(),
+        }
+    }
+}
+
+fn outline(count: usize, rows: usize, cols: usize, format: Format) -> Matrix {
+    Matrix { count, rows, cols, format, data_stride: rows * format.row_bytes(cols), ..Matrix::none() }
 }

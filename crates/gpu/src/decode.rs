@@ -1,0 +1,618 @@
+//! Decode, recorded: one token of each of several sequences through all layers.
+//!
+//! Everything between two kernels lies in a buffer of the plan, in f32, but for what the experts multiply, which
+//! is packed once by `moe_route` for all of them. A step's tokens are **rows**: every kernel takes all of them,
+//! reads its weights once for all, and finds a row's position, pages and state through the step block
+//! ([`crate::step`]). One row has kernels of its own; more have those whose names end in `_batch`, which
+//! compute the same bits.
+//!
+//! `attn_core` writes the newest keys and values itself where there is one row. In a batch rows may follow each
+//! other in one sequence (a prompt), so a kernel before it writes them all.
+
+use lily_model::cost::used_experts;
+use lily_model::geometry::{Geometry, LayerKind};
+use lily_model::weights::{Format, LayerWeights, Matrix, Weights};
+
+use crate::layout::{KvLayout, PAGE_TOKENS, StateLayout};
+use crate::packing::{self, Group};
+use crate::plan::{BufferId, Mode, Plan, Recorder, Recording, Role};
+use crate::stage::Stage;
+use crate::step::StepLayout;
+use crate::target::{
+    ACTIVATION_CHUNK_BYTES, ASKED_AHEAD, CHUNK_INPUTS, CHUNK4_BYTES, CHUNK8_BYTES, Launch, ROW_GROUP,
+    TILE_ROWS, Target, WeightLayout,
+};
+
+/// The most rows of a step.
+pub const MAX_ROWS: usize = 32;
+/// Parts that attention cuts a row's cache into at the most. A row that has few positions has fewer.
+pub const SPANS: usize = 64;
+/// Numbers of a part beside its sums, for each query head: the largest score, and the sum of the weights.
+const PART_SCALARS: usize = 2;
+/// Blocks that share a value head's state, by columns.
+pub const RECURRENCE_PARTS: usize = 4;
+/// Words of a row's choice: the experts, their weights, the shared expert's factor and the tag that says it is
+/// made.
+const CHOICE_WORDS: usize = 32;
+/// Words of a run of rows that share an expert.
+const ITEM_WORDS: usize = 4;
+/// Words of a logit that is the largest of a block's, and its index.
+const BEST_WORDS: usize = 2;
+/// Bytes of a row of what the experts multiply that stand beside its chunks: the factor of the norm.
+const PACKED_ROW_BYTES: usize = 16;
+
+const F32: u64 = size_of::<f32>() as u64;
+const U32: u64 = size_of::<u32>() as u64;
+/// Bytes of a bf16.
+const BF16: u64 = 2;
+
+/// Threads of a block that works on a row element by element.
+const ROW_THREADS: u32 = 256;
+/// Threads of the block that sorts a batch's choices.
+const SELECT_THREADS: u32 = 1024;
+
+/// What a plan is made for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shape {
+    /// The most rows of a step that the plan takes.
+    pub rows: usize,
+    /// The most positions that one has once the token is in its cache. Bytes depend on it, and how attention runs
+    /// ahead, but no result.
+    pub context: usize,
+}
+
+/// Parts that the cache of a row is cut into which has `positions` of them, each of whole pages: a function of the
+/// row alone, so that its sums have the same order in every batch.
+pub fn spans(positions: usize) -> usize {
+    let pages = positions.div_ceil(PAGE_TOKENS).max(1);
+    pages.div_ceil(pages.div_ceil(SPANS))
+}
+
+/// Pages that a block of attention has under way: several, where its part of the longest cache has several.
+pub fn pages_ahead(context: usize) -> u32 {
+    const MOST: u32 = 3;
+    if context <= SPANS * PAGE_TOKENS { 1 } else { MOST }
+}
+
+/// Records a decode step of `weights`, of which only shapes and formats are looked at.
+pub fn record(weights: &Weights, target: Target, shape: Shape) -> Plan {
+    let mut pass = Pass::new(weights, target, shape);
+    pass.embed();
+    for (index, layer) in weights.layers.iter().enumerate() {
+        match weights.geometry.layers[index] {
+            LayerKind::Delta => pass.delta(index, layer),
+            LayerKind::Attention => pass.attention(index, layer),
+        }
+        pass.experts(index, layer);
+    }
+    pass.head();
+    pass.recorder.finish()
+}
+
+/// What stages hand to each other; f32 where nothing else is said.
+struct Workspace {
+    step: BufferId,
+    /// Residual stream, `[rows, hidden]`.
+    x: BufferId,
+    /// What `delta_in` and `attn_in` leave: `[rows, projections of the layer]`, each row a whole number of tiles.
+    projected: BufferId,
+    /// What the mixers leave, `[rows, width]`.
+    mixed: BufferId,
+    /// Sums of squares for the gated norm, `[rows, value_heads, RECURRENCE_PARTS]`.
+    squares: BufferId,
+    /// Weighted values of the parts of the cache, `[rows, heads, SPANS, head_dim]`.
+    parts: BufferId,
+    /// `[rows, heads, SPANS, PART_SCALARS]`.
+    part_scalars: BufferId,
+    /// Router logits and the shared expert's, `[rows, experts + 1]` in whole tiles.
+    router: BufferId,
+    /// What the experts multiply: [`ACTIVATION_CHUNK_BYTES`] for each chunk, and [`PACKED_ROW_BYTES`].
+    packed: BufferId,
+    /// Of each layer, u32 `[rows, CHOICE_WORDS]`.
+    choices: Vec<BufferId>,
+    /// Inner activations, the shared expert's last: `[rows, top_k + 1, expert_width]`.
+    inner: BufferId,
+    /// Runs of rows that share an expert, in a batch.
+    items: BufferId,
+    /// Products of the experts of a batch, `[rows, top_k + 1, hidden]`.
+    products: BufferId,
+    /// `[rows, vocab]`.
+    logits: BufferId,
+    /// The largest logit that each block of the head saw, `[rows, blocks, BEST_WORDS]`.
+    best: BufferId,
+    /// u32 `[MAX_ROWS]`.
+    tokens: BufferId,
+    recurrent: BufferId,
+    tails: BufferId,
+    kv: BufferId,
+}
+
+struct Pass<'a> {
+    weights: &'a Weights,
+    geometry: &'a Geometry,
+    target: Target,
+    shape: Shape,
+    recorder: Recorder,
+    to: Workspace,
+    /// Rotary frequencies, `[rotary_dim / 2]`.
+    frequencies: BufferId,
+    /// The projections before each layer's mixer.
+    inputs: Vec<Bound>,
+    /// The head.
+    head: Bound,
+}
+
+impl<'a> Pass<'a> {
+    fn new(weights: &'a Weights, target: Target, shape: Shape) -> Pass<'a> {
+        let geometry = &weights.geometry;
+        let Geometry { hidden, attention, delta, moe, .. } = geometry;
+        let (state, kv) = (StateLayout::new(geometry), KvLayout::new(geometry));
+        let (attention_layers, delta_layers) =
+            (geometry.count(LayerKind::Attention), geometry.count(LayerKind::Delta));
+        let width = attention.heads * attention.head_dim;
+        let tiled = |rows: usize| rows.next_multiple_of(TILE_ROWS);
+        let projected = tiled(delta.conv_channels() + delta.value_width() + 2 * delta.value_heads)
+            .max(tiled(2 * width + 2 * attention.kv_heads * attention.head_dim));
+        let spans = attention.heads * SPANS;
+        let blocks = target.dense(geometry.vocab, shape.rows).grid[0] as usize;
+        let slots = moe.top_k + 1;
+        let packed = hidden.div_ceil(CHUNK_INPUTS) * ACTIVATION_CHUNK_BYTES + PACKED_ROW_BYTES;
+        let runs = moe.experts + MAX_ROWS / ROW_GROUP + moe.top_k / 2;
+
+        let mut recorder = Recorder::new();
+        let rows = shape.rows as u64;
+        let mut of = |name: String, width: usize, element: u64| {
+            recorder.buffer(name, Role::Activations, rows * width as u64 * element)
+        };
+        let mut f32 = |name: &str, width: usize| of(name.to_owned(), width, F32);
+        let to = Workspace {
+            x: f32("x", *hidden),
+            projected: f32("projected", projected),
+            mixed: f32("mixed", width.max(delta.value_width())),
+            squares: f32("squares", delta.value_heads * RECURRENCE_PARTS),
+            parts: f32("parts", spans * attention.head_dim),
+            part_scalars: f32("part_scalars", spans * PART_SCALARS),
+            router: f32("router", tiled(moe.experts + 1)),
+            inner: f32("inner", slots * moe.expert_width),
+            products: f32("products", slots * hidden),
+            logits: f32("logits", geometry.vocab),
+            packed: of("packed".into(), packed, 1),
+            best: of("best".into(), blocks * BEST_WORDS, U32),
+            choices: (0..weights.layers.len())
+                .map(|layer| of(format!("choices.{layer}"), CHOICE_WORDS, U32))
+                .collect(),
+            items: recorder.buffer(
+                "items",
+                Role::Activations,
+                (ITEM_WORDS * (1 + runs) + shape.rows * slots) as u64 * U32,
+            ),
+            tokens: recorder.buffer("tokens", Role::Activations, MAX_ROWS as u64 * U32),
+            step: recorder.buffer("step", Role::Step, StepLayout::BYTES as u64),
+            recurrent: recorder.buffer(
+                "recurrent",
+                Role::State,
+                rows * (delta_layers * state.recurrent_bytes()) as u64,
+            ),
+            tails: recorder.buffer("tails", Role::State, rows * (delta_layers * state.tail_bytes()) as u64),
+            kv: recorder.buffer(
+                "kv",
+                Role::Kv,
+                rows * (attention_layers * kv.position_bytes() * shape.context) as u64,
+            ),
+        };
+        let frequencies = recorder.buffer("inv_freq", Role::Weights, (attention.rotary_dim / 2) as u64 * F32);
+        let mut pass = Pass {
+            weights,
+            geometry,
+            target,
+            shape,
+            recorder,
+            to,
+            frequencies,
+            inputs: Vec::new(),
+            head: Vec::new(),
+        };
+        for (index, layer) in weights.layers.iter().enumerate() {
+            let input = pass.projections(index, &packing::groups(layer)[0], 1.0);
+            pass.inputs.push(input);
+        }
+        pass.head = pass.whole(String::new(), &packing::outer_groups(weights)[1], |_| 1.0);
+        pass
+    }
+
+    /// The kernel for so many rows.
+    fn kernel(&self, one: &'static str, batch: &'static str) -> &'static str {
+        if self.shape.rows == 1 { one } else { batch }
+    }
+
+    fn embed(&mut self) {
+        let [group, _] = packing::outer_groups(self.weights);
+        let matrix = group.matrices[0].1;
+        let rows = self.shape.rows as u64;
+        let (data, pairs) = (matrix.data_bytes() as u64, matrix.groups() as u64 * BF16);
+        let per_row = |bytes: u64| rows * bytes / matrix.rows as u64;
+        // Rows are taken from the table as the checkpoint has it, on every device.
+        let parts: &[(&str, u64)] = match self.target.weights() {
+            WeightLayout::Tiles => &[("", data), (".pairs", 2 * pairs)],
+            WeightLayout::InPlace => &[("", data), (".scales", pairs), (".biases", pairs)],
+        };
+        let table: Vec<(BufferId, u64)> = parts
+            .iter()
+            .map(|&(part, bytes)| (self.weight(format!("embed{part}"), bytes), per_row(bytes)))
+            .collect();
+        let (step, x) = (self.to.step, self.to.x);
+        let launch = Launch::plain([rows as u32, 1, 1], ROW_THREADS);
+        let recording = self.recorder.dispatch("embed", Stage::Embed, None).reads(step);
+        bind(recording, &table).writes(x).launch(launch).end();
+    }
+
+    fn delta(&mut self, index: usize, layer: &LayerWeights) {
+        let groups = packing::groups(layer);
+        let norm = self.vector(index, layer, "input_norm");
+        let [conv, a_log, dt_bias, gated_norm] =
+            ["conv1d", "a_log", "dt_bias", "norm"].map(|name| self.vector(index, layer, name));
+        let (ordinal, rows) = (self.ordinal(index), self.shape.rows as u64);
+        let Workspace { projected, mixed, squares, recurrent, tails, step, .. } = self.to;
+        self.input(self.kernel("delta_in", "delta_in_batch"), Stage::DeltaIn, index, &groups[0], norm);
+
+        let state = StateLayout::new(self.geometry);
+        let of_layer = |bytes: usize| {
+            let bytes = rows * bytes as u64;
+            ordinal * bytes..(ordinal + 1) * bytes
+        };
+        let (matrices, tail) = (of_layer(state.recurrent_bytes()), of_layer(state.tail_bytes()));
+        let [projected_bytes, mixed_bytes] =
+            [group_rows(&groups[0]).next_multiple_of(TILE_ROWS), self.geometry.delta.value_width()]
+                .map(|width| rows * width as u64 * F32);
+        let blocks = (self.geometry.delta.value_heads * RECURRENCE_PARTS) as u32;
+        self.recorder
+            .dispatch("delta_core", Stage::DeltaCore, Some(index))
+            .reads(step)
+            .reads_first(projected, projected_bytes)
+            .reads(conv)
+            .reads(a_log)
+            .reads(dt_bias)
+            .reads(gated_norm)
+            .reach(recurrent, matrices.clone(), Mode::Update, matrices.end - matrices.start)
+            .reach(tails, tail.clone(), Mode::Read, tail.end - tail.start)
+            .writes_first(mixed, mixed_bytes)
+            .writes(squares)
+            .value(ordinal as u32)
+            .launch(Launch::plain([blocks, rows as u32, 1], ROW_THREADS))
+            .end();
+
+        // Every block of the recurrence reads the old tail, so the next kernel moves it on.
+        let channels = rows * self.geometry.delta.conv_channels() as u64 * F32;
+        let launch = self.dense(&groups[1]);
+        let matrix = self.projections(index, &groups[1], 1.0);
+        let kernel = self.kernel("delta_out", "delta_out_batch");
+        let (x, ahead) = (self.to.x, self.ahead(index));
+        let recording = self.recorder.dispatch(kernel, Stage::DeltaOut, Some(index)).reads(step);
+        let recording = bind(recording, &matrix)
+            .reads_first(mixed, mixed_bytes)
+            .reads(squares)
+            .reads_first(projected, channels)
+            .reach(tails, tail.clone(), Mode::Write, tail.end - tail.start)
+            .updates(x)
+            .launch(launch);
+        match ahead {
+            Some((next, bytes)) => recording.mentions(next).value(ordinal as u32).value(bytes).end(),
+            None => recording.value(ordinal as u32).end(),
+        }
+    }
+
+    fn attention(&mut self, index: usize, layer: &LayerWeights) {
+        let groups = packing::groups(layer);
+        let [norm, q_norm, k_norm] =
+            ["input_norm", "q_norm", "k_norm"].map(|name| self.vector(index, layer, name));
+        self.input(self.kernel("attn_in", "attn_in_batch"), Stage::AttnIn, index, &groups[0], norm);
+
+        let attention = &self.geometry.attention;
+        let (rows, ordinal, frequencies) = (self.shape.rows as u64, self.ordinal(index), self.frequencies);
+        let Workspace { projected, mixed, parts, part_scalars, kv, step, .. } = self.to;
+        let (heads, kv_heads) = (attention.heads as u32, attention.kv_heads as u32);
+        let projected_bytes = rows * group_rows(&groups[0]).next_multiple_of(TILE_ROWS) as u64 * F32;
+        let mixed_bytes = rows * (attention.heads * attention.head_dim) as u64 * F32;
+
+        let position = KvLayout::new(self.geometry).position_bytes() as u64;
+        let row = position * self.shape.context as u64;
+        let start = ordinal * rows * row;
+        let cache = start..start + rows * row;
+        // The newest position of each row.
+        let newest = (1..=rows).map(|r| start + r * row).map(|end| end - position..end);
+        let spans = spans(self.shape.context) as u64;
+        let span_bytes = |width: usize| rows * spans * (attention.heads * width) as u64 * F32;
+        let (part_bytes, scalar_bytes) = (span_bytes(attention.head_dim), span_bytes(PART_SCALARS));
+
+        let attention_launch = self.target.attention(attention.kv_heads, SPANS, self.shape.rows);
+        let batch = self.shape.rows > 1;
+        if batch {
+            let recording = self
+                .recorder
+                .dispatch("attn_kv_batch", Stage::AttnIn, Some(index))
+                .reads(step)
+                .reads_first(projected, projected_bytes)
+                .reads(k_norm)
+                .reads(frequencies);
+            newest
+                .clone()
+                .fold(recording, |recording, range| recording.reach(kv, range, Mode::Write, position))
+                .value(ordinal as u32)
+                .launch(Launch::plain([kv_heads, rows as u32, 1], ROW_THREADS))
+                .end();
+        }
+        let kernel = self.kernel("attn_core", "attn_core_batch");
+        let mut recording = self
+            .recorder
+            .dispatch(kernel, Stage::AttnCore, Some(index))
+            .reads(step)
+            .reads_first(projected, projected_bytes)
+            .reads(q_norm)
+            .reads(k_norm)
+            .reads(frequencies)
+            .writes_some(parts, part_bytes)
+            .writes_some(part_scalars, scalar_bytes)
+            .reach(kv, cache.clone(), Mode::Read, cache.end - cache.start);
+        if !batch {
+            recording =
+                newest.fold(recording, |recording, range| recording.reach(kv, range, Mode::Write, position));
+        }
+        recording.value(ordinal as u32).launch(attention_launch).end();
+        self.recorder
+            .dispatch("attn_merge", Stage::AttnCore, Some(index))
+            .reads(step)
+            .reads_some(parts, part_bytes)
+            .reads_some(part_scalars, scalar_bytes)
+            .reads_first(projected, projected_bytes)
+            .writes_first(mixed, mixed_bytes)
+            .launch(Launch::plain([heads, rows as u32, 1], ROW_THREADS))
+            .end();
+
+        let launch = self.dense(&groups[1]);
+        let matrix = self.projections(index, &groups[1], 1.0);
+        let kernel = self.kernel("attn_out", "attn_out_batch");
+        let (x, ahead) = (self.to.x, self.ahead(index));
+        let recording = self.recorder.dispatch(kernel, Stage::AttnOut, Some(index)).reads(step);
+        let recording = bind(recording, &matrix).reads_first(mixed, mixed_bytes).updates(x).launch(launch);
+        match ahead {
+            Some((next, bytes)) => recording.mentions(next).value(bytes).end(),
+            None => recording.end(),
+        }
+    }
+
+    /// The norm and the projections before a mixer.
+    fn input(&mut self, kernel: &'static str, stage: Stage, index: usize, group: &Group<'_>, norm: BufferId) {
+        let launch = self.dense(group);
+        let matrix = self.inputs[index].clone();
+        let bytes = (self.shape.rows * group_rows(group).next_multiple_of(TILE_ROWS)) as u64 * F32;
+        let Workspace { step, x, projected, .. } = self.to;
+        let recording = self.recorder.dispatch(kernel, stage, Some(index)).reads(step);
+        bind(recording, &matrix).reads(norm).reads(x).writes_first(projected, bytes).launch(launch).end();
+    }
+
+    fn experts(&mut self, index: usize, layer: &LayerWeights) {
+        let (moe, hidden, rows) = (&self.geometry.moe, self.geometry.hidden, self.shape.rows);
+        let groups = packing::groups(layer);
+        let [.., route, up, down] = &groups[..] else { unreachable!("every layer has experts") };
+        let used = used_experts(moe.experts, moe.top_k, rows) / moe.experts as f64;
+        let norm = self.vector(index, layer, "post_norm");
+        let router = self.projections(index, route, 1.0);
+        let [up, down] = [up, down].map(|group| self.expert_projections(index, group, used));
+        let [route_launch, up_launch, down_launch] = [
+            self.target.moe_route(moe, rows),
+            self.target.moe_up(moe, rows),
+            self.target.moe_down(moe, hidden, rows),
+        ];
+        let choice = self.to.choices[index];
+        // The tag of a choice is taken off half a pass before it is set again.
+        let reset = self.to.choices[(index + self.to.choices.len() / 2) % self.to.choices.len()];
+        let Workspace { step, x, router: logits, packed, inner, items, products, .. } = self.to;
+        let inner_bytes = |experts: usize| (rows * experts * moe.expert_width) as u64 * F32;
+
+        let kernel = self.kernel("moe_route", "moe_route_batch");
+        let recording = self.recorder.dispatch(kernel, Stage::MoeRoute, Some(index)).reads(step);
+        bind(bind(recording, &router), &up.shared)
+            .reads(norm)
+            .reads(x)
+            .writes(logits)
+            .writes(packed)
+            .writes_some(inner, inner_bytes(1))
+            .writes_some(reset, rows as u64 * U32)
+            .launch(route_launch)
+            .end();
+        if rows == 1 {
+            let recording = self.recorder.dispatch("moe_up", Stage::MoeUp, Some(index)).reads(step);
+            bind(recording, &up.routed)
+                .reads(packed)
+                .reads(logits)
+                .writes_some(inner, inner_bytes(moe.top_k))
+                .writes(choice)
+                .launch(up_launch)
+                .end();
+            let recording = self.recorder.dispatch("moe_down", Stage::MoeDown, Some(index)).reads(step);
+            bind(recording, &down.all).reads(inner).reads(choice).updates(x).launch(down_launch).end();
+            return;
+        }
+        self.recorder
+            .dispatch("moe_select_batch", Stage::MoeRoute, Some(index))
+            .reads(step)
+            .reads(logits)
+            .writes(choice)
+            .writes(items)
+            .launch(Launch::plain([1, 1, 1], SELECT_THREADS))
+            .end();
+        let recording = self.recorder.dispatch("moe_up_batch", Stage::MoeUp, Some(index)).reads(step);
+        bind(recording, &up.routed)
+            .reads(packed)
+            .reads(items)
+            .writes_some(inner, inner_bytes(moe.top_k))
+            .launch(up_launch)
+            .end();
+        let recording = self.recorder.dispatch("moe_down_batch", Stage::MoeDown, Some(index)).reads(step);
+        bind(recording, &down.all).reads(inner).reads(items).writes(products).launch(down_launch).end();
+        self.recorder
+            .dispatch("moe_sum_batch", Stage::MoeDown, Some(index))
+            .reads(step)
+            .reads(products)
+            .reads(choice)
+            .updates(x)
+            .launch(Launch::plain(
+                [hidden.div_ceil(ROW_THREADS as usize) as u32, rows as u32, 1],
+                ROW_THREADS,
+            ))
+            .end();
+    }
+
+    fn head(&mut self) {
+        let [_, group] = packing::outer_groups(self.weights);
+        let launch = self.dense(&group);
+        let matrix = self.head.clone();
+        let norm = self.weight("norm".into(), self.weights.norm.len() as u64 * F32);
+        let Workspace { step, x, logits, best, tokens, .. } = self.to;
+        let rows = self.shape.rows as u32;
+        let kernel = self.kernel("head", "head_batch");
+        let recording = self.recorder.dispatch(kernel, Stage::Head, None).reads(step);
+        bind(recording, &matrix).reads(norm).reads(x).writes(logits).writes(best).launch(launch).end();
+        self.recorder
+            .dispatch("sample", Stage::Sample, None)
+            .reads(step)
+            .reads(best)
+            .writes_some(tokens, u64::from(rows) * U32)
+            // The host says the positions of every step.
+            .value(0)
+            .launch(Launch::plain([rows, 1, 1], ROW_THREADS))
+            .end();
+    }
+
+    /// Where layer `index` stands among those of its kind.
+    fn ordinal(&self, index: usize) -> u64 {
+        let layers = &self.geometry.layers;
+        layers[..index].iter().filter(|&&kind| kind == layers[index]).count() as u64
+    }
+
+    /// The launch of a product with a group's matrices.
+    fn dense(&self, group: &Group<'_>) -> Launch {
+        self.target.dense(group_rows(group), self.shape.rows)
+    }
+
+    /// The matrix that is multiplied once layer `index` is done, where the device is told ahead.
+    fn ahead(&self, index: usize) -> Option<(BufferId, u32)> {
+        let (buffer, bytes) = *self.inputs.get(index + 1).unwrap_or(&self.head).first()?;
+        let tells = self.target.weights() == WeightLayout::Tiles;
+        tells.then_some((buffer, bytes.min(ASKED_AHEAD) as u32))
+    }
+
+    fn vector(&mut self, index: usize, layer: &LayerWeights, name: &str) -> BufferId {
+        let vectors = packing::vectors(layer);
+        let elements = vectors.iter().find(|(known, _)| *known == name).map_or(0, |(_, vector)| vector.len());
+        self.weight(format!("layers.{index}.{name}"), elements as u64 * F32)
+    }
+
+    fn weight(&mut self, name: String, bytes: u64) -> BufferId {
+        self.recorder.buffer(name, Role::Weights, bytes)
+    }
+}
+
+/// Buffers of weights, and what is read of each.
+type Bound = Vec<(BufferId, u64)>;
+
+/// The projections of the experts, as three kernels bind them.
+struct Experts {
+    /// All, of which the routed experts in use and the shared one are read.
+    all: Bound,
+    /// All, of which the routed experts in use are read.
+    routed: Bound,
+    /// All, of which the shared expert is read.
+    shared: Bound,
+}
+
+impl Pass<'_> {
+    /// The buffers of a layer's group, of which the part `used` is read.
+    fn projections(&mut self, index: usize, group: &Group<'_>, used: f64) -> Bound {
+        self.whole(format!("layers.{index}."), group, |_| used)
+    }
+
+    /// The buffers of the experts' group, of whose routed part `used` is read.
+    fn expert_projections(&mut self, index: usize, group: &Group<'_>, used: f64) -> Experts {
+        let buffers: Vec<(BufferId, f64, f64)> = self.buffers(format!("layers.{index}."), group);
+        let read = |routed: f64, shared: f64| {
+            let bytes = |&(buffer, stacks, plain): &(BufferId, f64, f64)| {
+                (buffer, (routed * stacks + shared * plain) as u64)
+            };
+            buffers.iter().map(bytes).filter(|&(_, bytes)| bytes > 0).collect::<Bound>()
+        };
+        Experts { all: read(used, 1.0), routed: read(used, 0.0), shared: read(0.0, 1.0) }
+    }
+
+    fn whole(&mut self, path: String, group: &Group<'_>, used: impl Fn(&Matrix) -> f64) -> Bound {
+        let part = used(group.matrices[0].1);
+        let buffers = self.buffers(path, group);
+        buffers
+            .into_iter()
+            .map(|(buffer, stacks, plain)| (buffer, (part * (stacks + plain)) as u64))
+            .collect()
+    }
+
+    /// The buffers of a group, and their bytes that are of stacks of experts and of plain matrices.
+    fn buffers(&mut self, path: String, group: &Group<'_>) -> Vec<(BufferId, f64, f64)> {
+        let path = path + group.name;
+        let mut buffers = Vec::new();
+        let mut add = |name: String, stacks: u64, plain: u64| {
+            if stacks + plain > 0 {
+                let buffer = self.recorder.buffer(name, Role::Weights, stacks + plain);
+                buffers.push((buffer, stacks as f64, plain as f64));
+            }
+        };
+        match self.target.weights() {
+            WeightLayout::Tiles => {
+                let bytes = |stacked: bool| {
+                    let matrices = group.matrices.iter().map(|(_, matrix)| *matrix);
+                    tile_bytes(matrices.filter(|matrix| (matrix.count > 1) == stacked))
+                };
+                add(path, bytes(true), bytes(false));
+            }
+            WeightLayout::InPlace => {
+                for &(name, matrix) in &group.matrices {
+                    let (data, vector) = (matrix.data_bytes() as u64, matrix.groups() as u64 * BF16);
+                    for (part, bytes) in [("", data), (".scales", vector), (".biases", vector)] {
+                        let bytes = bytes * matrix.count as u64;
+                        let (stacks, plain) = if matrix.count > 1 { (bytes, 0) } else { (0, bytes) };
+                        add(format!("{path}.{name}{part}"), stacks, plain);
+                    }
+                }
+            }
+        }
+        buffers
+    }
+}
+
+/// Bytes of matrices that lie one after the other as tiles; stacks matrix by matrix.
+pub fn tile_bytes<'m>(matrices: impl Iterator<Item = &'m Matrix>) -> u64 {
+    let (mut rows, mut chunk) = (0, 0);
+    for matrix in matrices {
+        let bytes = if matrix.format == Format::Affine8 { CHUNK8_BYTES } else { CHUNK4_BYTES };
+        chunk = matrix.cols.div_ceil(CHUNK_INPUTS) * bytes;
+        rows += matrix.count * matrix.rows;
+    }
+    (rows.div_ceil(TILE_ROWS) * chunk) as u64
+}
+
+/// Rows of a group's matrices together, one of each stack.
+fn group_rows(group: &Group<'_>) -> usize {
+    group.matrices.iter().map(|(_, matrix)| matrix.rows).sum()
+}
+
+fn bind<'r>(recording: Recording<'r>, buffers: &Bound) -> Recording<'r> {
+    buffers.iter().fold(recording, |recording, &(buffer, read)| recording.reads_some(buffer, read))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cache_is_cut_into_at_most_64_parts_of_whole_pages() {
+        let parts = [0, 1, 64, 65, 256, 4096, 4097, 8192, 8193, 262_144].map(spans);
+        assert_eq!(parts, [1, 1, 1, 2, 4, 64, 33, 64, 43, 64]);
+    }
+}
