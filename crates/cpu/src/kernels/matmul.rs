@@ -50,16 +50,12 @@ use crate::pool::{ThreadPool, partition};
 
 /// Rows that a worker's share is cut at: see [`partition`].
 pub const ROW_BLOCK: usize = TILE_ROWS;
-/// Up to so many tokens the matrix is bound by memory and the small tile is used.
-pub const FEW_TOKENS: usize = MAX_TOKENS;
 /// How far ahead of its reads the direct form asks the cache for weights. Measured on a Zen 5 core: 12 and 24 KiB
 /// are each 10 % slower.
 const AHEAD_BYTES: usize = 16 << 10;
 /// The same for scales and biases, in rows. They are few bytes, but each panel begins with them: without asking
 /// ahead a Zen 5 core reached 23 GB/s instead of 31.
 const SCALE_ROWS_AHEAD: usize = 2 * PANEL_ROWS;
-/// Groups of a tile for [`FEW_TOKENS`]: one cache line of every row.
-const FEW_TOKENS_GROUPS: usize = 2;
 /// Tokens that meet a tile before the next one is unpacked; their running sums stay in the L2 cache.
 const TOKEN_BLOCK: usize = 32 * MAX_TOKENS;
 
@@ -210,8 +206,7 @@ impl Kernel for Int8<'_> {
         let row_bytes = w.format.row_bytes(w.cols);
         let wide = w.format == Format::Affine8;
         let group_bytes = if wide { GROUP_BYTES } else { S::GROUP_BYTES_4 };
-        let tile_groups =
-            if tokens.len() <= FEW_TOKENS { FEW_TOKENS_GROUPS } else { PANEL_BYTES / group_bytes };
+        let tile_groups = PANEL_BYTES / group_bytes;
         let mut scratch = MaybeUninit::<Scratch>::uninit();
         let scratch = scratch.as_mut_ptr();
         // SAFETY: field addresses of an allocation that lives to the end; nothing is read before it is written.
@@ -409,7 +404,10 @@ impl Tile {
         upcoming: Option<*const u8>,
         stride: usize,
     ) {
-        let passes = tokens.len().div_ceil(S::TOKENS);
+        // A single pass over a tile is too short to bring in the next one: two of three tokens are faster than one of
+        // six where weights come from memory.
+        let fewest = if upcoming.is_some() { 2.min(tokens.len()) } else { 1 };
+        let passes = tokens.len().div_ceil(S::TOKENS).max(fewest);
         for pass in 0..passes {
             // Half of the upcoming rows in each of two passes, or all in the only one.
             let half = |panel: usize| upcoming.map(|first| first.wrapping_add(panel * PANEL_ROWS * stride));
