@@ -19,7 +19,7 @@
 //! 0.9 in prefill, where the arithmetic alone would take 0.5.
 
 use super::OutRows;
-use super::simd::{Kernel, LANES, Simd, run};
+use super::simd::{Kernel, LANES, Simd, prefetch, run};
 use crate::isa::Isa;
 
 /// Rows of f32 that lie `stride` apart: columns of a wider matrix.
@@ -100,20 +100,24 @@ impl Kernel for DeltaRule<'_> {
                 // SAFETY: slices have the lengths that the step reads and writes; `out` is ours by contract.
                 unsafe {
                     let out = out.row(t, first..first + LANES);
-                    step::<S>(state, query, key, values, decay, strength, out);
+                    if t + 1 < tokens.tokens {
+                        step::<S, false>(state, query, key, values, decay, strength, out);
+                    } else {
+                        step::<S, true>(state, query, key, values, decay, strength, out);
+                    }
                 }
             }
         }
     }
 }
 
-/// One token for sixteen rows of the state.
+/// One token for sixteen rows of the state. `LAST` asks the cache for the sixteen rows behind them meanwhile.
 ///
 /// # Safety
 /// `state` is `[16, key.len()]`, `query` as long as `key`, whose length sixteen divides; `values` and `out`
 /// have sixteen elements.
 #[inline(always)]
-unsafe fn step<S: Simd>(
+unsafe fn step<S: Simd, const LAST: bool>(
     state: &mut [f32],
     query: &[f32],
     key: &[f32],
@@ -146,6 +150,9 @@ unsafe fn step<S: Simd>(
                 let q = S::load(query.as_ptr().add(at));
                 for r in rows..rows + S::ROWS {
                     let place = state.add(r * key_dim + at);
+                    if LAST {
+                        prefetch(place.wrapping_add(LANES * key_dim).cast());
+                    }
                     let s = S::fma(S::splat(writes[r]), k, S::mul(g, S::load(place)));
                     S::store(place, s);
                     read[r] = S::fma(s, q, read[r]);
