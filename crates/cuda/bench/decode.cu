@@ -167,7 +167,7 @@ static void set_step(int count, int position, int first_sequence = 0) {
 
 // ---- launches ------------------------------------------------------------------------------------------------------------
 
-struct Options { bool pdl = true; int stages = 1, prefetch = 12, carveout = 100; std::string skip, only; } options;
+struct Options { bool pdl = true; int stages = 1, prefetch = 10, warm = 300, carveout = 100; std::string skip, only; } options;
 static std::vector<std::string> names;  // of the kernels launched since it was cleared
 static std::string stage_of(const std::string& name) { size_t i = name.find("_batch"); return i == std::string::npos ? name : name.substr(0, i); }
 template <class... A, class... B> void launch(const char* name, void (*f)(A...), dim3 grid, int threads, int shared, B... b) {
@@ -182,7 +182,7 @@ template <class... A, class... B> void launch(const char* name, void (*f)(A...),
 }
 // A kernel with the shape that its module exports; `rows` and `depth` are the grid's other sides.
 #define SHAPED(kernel, rows, depth, more, ...) do { static u32 shape[4]; if (!shape[0]) CK(cudaMemcpyFromSymbol(shape, kernel##_launch, 16)); \
-  launch(#kernel, kernel, dim3(shape[0], rows, depth), shape[1], shape[2] + (more), __VA_ARGS__); } while (0)
+  launch(#kernel, kernel, dim3(shape[0], shape[3] ? 1 : rows, depth), shape[1], shape[2] + (more), __VA_ARGS__); } while (0)
 static void run_layer(int i, bool batch, int R, const std::function<void(const char*)>& after) {
   Layer& l = layers[i]; const int groups = ceil_div(R, ROW_GROUP); auto did = [&](const char* n) { if (after) after(n); };
   const Matrix& following = i + 1 < LAYERS ? layers[i + 1].in : head_matrix; const u8* next = following.tiles;
@@ -200,11 +200,10 @@ static void run_layer(int i, bool batch, int R, const std::function<void(const c
   }
   u32* reset = layers[(i + LAYERS / 2) % LAYERS].choice;
   if (batch) {
-    const int item_count = std::min(R * TOP_K, EXPERTS + R) + groups;
     SHAPED(moe_route_batch, groups, 1, 0, step, l.router.tiles, l.up.tiles, l.post_norm, x, router, packed, inner, reset); did("moe_route");
     SHAPED(moe_select_batch, 1, 1, 0, step, router, l.choice, items);
-    SHAPED(moe_up_batch, item_count, 1, 0, step, l.up.tiles, packed, items, inner); did("moe_up");
-    SHAPED(moe_down_batch, item_count, 1, 0, step, l.down.tiles, inner, items, products);
+    SHAPED(moe_up_batch, 1, 1, 0, step, l.up.tiles, packed, items, inner); did("moe_up");
+    SHAPED(moe_down_batch, 1, 1, 0, step, l.down.tiles, inner, items, products);
     SHAPED(moe_sum_batch, R, 1, 0, step, products, l.choice, x); did("moe_down");
   } else {
     SHAPED(moe_route, 1, 1, 0, step, l.router.tiles, l.up.tiles, l.post_norm, x, router, packed, inner, reset); did("moe_route");
@@ -223,20 +222,24 @@ static void run_step(bool batch, int R, u32 advance, const std::function<void(co
 
 // ---- times ---------------------------------------------------------------------------------------------------------------
 
+// The multiprocessors' clock right now, in MHz.
+__global__ void count_clock(u64* out) { u64 t0, t1; long long c0 = clock64(); asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t0)); do asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t1)); while (t1 - t0 < 200000); out[0] = (clock64() - c0) * 1000 / (t1 - t0); }
+static int clock_now() { static u64* at = room<u64>(1); u64 mhz; count_clock<<<1, 1, 0, stream>>>(at); CK(cudaMemcpyAsync(&mhz, at, 8, cudaMemcpyDeviceToHost, stream)); CK(cudaStreamSynchronize(stream)); return mhz; }
 static double time_graph(const std::function<void()>& body, int repeats) {
   cudaGraph_t g; cudaGraphExec_t e; CK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal)); body(); CK(cudaStreamEndCapture(stream, &g)); CK(cudaGraphInstantiate(&e, g, 0));
   cudaEvent_t a, b; cudaEventCreate(&a); cudaEventCreate(&b); std::vector<float> ms;
+  for (int i = 0; i < options.warm / repeats; ++i) CK(cudaGraphLaunch(e, stream));  // a clock that was asleep wakes up
   for (int r = 0; r < 9; ++r) { cudaEventRecord(a, stream); for (int i = 0; i < repeats; ++i) CK(cudaGraphLaunch(e, stream)); cudaEventRecord(b, stream); CK(cudaEventSynchronize(b)); float t; cudaEventElapsedTime(&t, a, b); ms.push_back(t / repeats); }
   cudaGraphExecDestroy(e); cudaGraphDestroy(g); std::sort(ms.begin(), ms.end()); return ms[ms.size() / 2] * 1e3;
 }
 static double time_step(bool batch, int R, int repeats = 10) { return time_graph([&] { run_step(batch, R, 0); }, repeats); }
-static const char* STAGES[] = {"embed", "delta_in", "delta_core", "delta_out", "attn_in", "attn_core", "attn_merge", "attn_out", "moe_route", "moe_up", "moe_down", "head", "sample"};
+static const char* STAGE_NAMES[] = {"embed", "delta_in", "delta_core", "delta_out", "attn_in", "attn_core", "attn_merge", "attn_out", "moe_route", "moe_up", "moe_down", "head", "sample"};
 static void time_stages() {
   const double all = time_step(false, 1);
   const double mb[] = {0, 14.23, 4.19, 4.72, 10.62, 0.5, 0, 4.72, 1.77, 9.44, 5.31, 286, 0};
   printf("%-12s %9s %12s %14s\n", "stage", "alone us", "left out us", "alone TB/s");
   int k = 0;
-  for (const char* s : STAGES) {
+  for (const char* s : STAGE_NAMES) {
     names.clear(); options.only = s; const double alone = time_step(false, 1); const int n = names.size(); options.only = "";
     double without = all; if (strcmp(s, "moe_up")) { options.skip = s; without = time_step(false, 1); options.skip = ""; }
     printf("%-12s %9.2f %12.2f %14.2f\n", s, alone / n, (all - without) / n, mb[k++] / (alone / n)); }
@@ -252,7 +255,8 @@ static void time_batches() {
 static void sweep() {
   make_sequences(1, 256, 8); set_step(1, 256); const Options usual = options;
   auto report = [&](const char* what) { const double us = time_step(false, 1); printf("%-44s %.1f us = %.0f tokens/s\n", what, us, 1e6 / us); options = usual; };
-  report("usual"); options.pdl = false; report("no programmatic launch");
+  printf("clock %d MHz before, ", clock_now()); report("usual"); printf("clock %d MHz after\n", clock_now()); options.pdl = false; report("no programmatic launch");
+  options.warm = 0; report("without warming up");
   for (int m : {0, 6, 10, 14}) { options.prefetch = m; char b[60]; sprintf(b, "L2 asked for %d MB of the next layer", m); report(b); }
 }
 
@@ -295,7 +299,7 @@ int main(int argc, char** argv) {
   last_norm = floats(HIDDEN, 9, .5f, 1.5f); { std::vector<float> f; for (int i = 0; i < ROTARY_DIM / 2; ++i) f.push_back(1.0f / powf(1e7f, 2.0f * i / ROTARY_DIM)); inv_freq = room<float>(f.size()); CK(cudaMemcpy(inv_freq, f.data(), f.size() * 4, cudaMemcpyHostToDevice)); }
   step = (Step*)room(sizeof(Step)); x = room<float>(MAX_ROWS * HIDDEN); proj = room<float>(MAX_ROWS * (u64)std::max(DELTA_STRIDE, ATTN_STRIDE)); mixed = room<float>(MAX_ROWS * (u64)std::max(VALUE_WIDTH, ATTN_WIDTH)); squares = room<float>(MAX_ROWS * VALUE_HEADS * 4);
   acc = room<float>((u64)MAX_ROWS * HEADS * SPANS * HEAD_DIM); sums = room<float>((u64)MAX_ROWS * HEADS * SPANS * 2); router = room<float>(MAX_ROWS * ROUTER_STRIDE); inner = room<float>(MAX_ROWS * SLOTS * EXPERT_WIDTH); products = room<float>((u64)MAX_ROWS * SLOTS * HIDDEN);
-  logits = room<float>((u64)MAX_ROWS * VOCAB); packed = room(MAX_ROWS * PACKED_BYTES); items = room<u32>(ITEM_SLOTS + MAX_ROWS * SLOTS); out_tokens = room<u32>(MAX_ROWS); best = room<uint2>(MAX_ROWS * 1024);
+  logits = room<float>((u64)MAX_ROWS * VOCAB); packed = room(MAX_ROWS * PACKED_BYTES); items = room<u32>(ITEM_WORDS * (1 + MAX_ROWS * SLOTS)); out_tokens = room<u32>(MAX_ROWS); best = room<uint2>(MAX_ROWS * 1024);
   CK(cudaStreamSynchronize(stream));
   make_sequences(2, 100, 8); set_step(1, 100); run_step(false, 1, 0); set_step(2, 100); run_step(true, 2, 0); CK(cudaStreamSynchronize(stream));  // shapes are read once, outside a capture
   for (int i = 1; i < argc; ++i) {

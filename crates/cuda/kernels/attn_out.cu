@@ -14,20 +14,19 @@ template <class S>
 __device__ __forceinline__ void body(const Step* step, const u8* matrix, const float* mixed, float* x, const u8* next, u32 next_bytes) {
   extern __shared__ __align__(16) u8 shared[];
   launch_dependents();
-  const int first = blockIdx.x * S::PER_BLOCK, row0 = S::ROWS == 1 ? 0 : blockIdx.y * ROW_GROUP;
-  const int rows = S::ROWS == 1 ? 1 : min((int)step->rows - row0, ROW_GROUP);
-  if (rows <= 0) return wait_predecessors();
-  if (threadIdx.x >= S::WARPS * 32) {
+  const int first = blockIdx.x * S::PER_BLOCK, rows = S::ROWS == 1 ? 1 : step->rows;
+  if (S::ROWS > 1 && (int)blockIdx.y * ROW_GROUP >= rows) return wait_predecessors();
+  if (threadIdx.x >= S::WARPS * 32) {  // in a batch there is no such warp, and no idle memory
     wait_predecessors();
-    if (threadIdx.x == S::WARPS * 32 && blockIdx.y == 0) prefetch_share(next, next_bytes, blockIdx.x, S::BLOCKS);
+    if (threadIdx.x == S::WARPS * 32) prefetch_share(next, next_bytes, blockIdx.x, S::BLOCKS);
     return;
   }
   project<S, false>(
       shared, matrix, first, min(S::PER_BLOCK, TILES - first), rows, nullptr,
       NoBegin{},
-      [&](int row, int k, float(&v)[8]) { load8(mixed + (row0 + row) * ATTN_WIDTH, k, ATTN_WIDTH, v); }, NoFactor{},
-      [&](int row, int n) { return x[(row0 + row) * HIDDEN + n]; },
-      [&](int row, int n, float value, float prior) { x[(row0 + row) * HIDDEN + n] = prior + value; });
+      [&](int row, int k, float(&v)[8]) { load8(mixed + row * ATTN_WIDTH, k, ATTN_WIDTH, v); }, NoFactor{},
+      [&](int row, int n) { return x[row * HIDDEN + n]; },
+      [&](int row, int n, float value, float prior) { x[row * HIDDEN + n] = prior + value; });
 }
 
 LAUNCH(attn_out, One::BLOCKS, THREADS, One::SHARED)
@@ -35,8 +34,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
     attn_out(const Step* step, const u8* matrix, const float* mixed, float* x, const u8* next, u32 next_bytes) {
   body<One>(step, matrix, mixed, x, next, next_bytes);
 }
-LAUNCH(attn_out_batch, Eight::BLOCKS, THREADS, Eight::SHARED)
-extern "C" __global__ void __launch_bounds__(THREADS, 1)
+LAUNCH_GROUPS(attn_out_batch, Eight::BLOCKS, 512, Eight::SHARED, Eight::WHOLE)
+extern "C" __global__ void __launch_bounds__(512, 1)
     attn_out_batch(const Step* step, const u8* matrix, const float* mixed, float* x, const u8* next, u32 next_bytes) {
   body<Eight>(step, matrix, mixed, x, next, next_bytes);
 }

@@ -8,9 +8,10 @@ constexpr int CHOICE_SHARES = 8;
 constexpr int CHOICE_SHARED = 16;
 constexpr int CHOICE_TAG = 17;
 
-// A batch's items: count, pad, then {expert, first slot, slots, 0}; then the slots: row * SLOTS + place among its experts.
-constexpr int ITEMS = EXPERTS + MAX_ROWS / ROW_GROUP + 4;
-constexpr int ITEM_SLOTS = 4 + 4 * ITEMS;
+// A batch's items: up to eight rows of one expert. First a record that counts them, and those of routed experts; then for each
+// its expert, its rows, and for each row its slot: row * SLOTS + place among its experts.
+constexpr int ITEM_WORDS = 16;
+constexpr int ITEM_SLOTS = 4;
 
 // What a warp needs of shared memory to choose.
 struct ChoiceRoom {

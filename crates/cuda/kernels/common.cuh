@@ -56,9 +56,10 @@ static_assert(sizeof(Step) == 16 + 6 * 4 * MAX_ROWS + 3 * 8 * MAX_ROWS, "the hos
 constexpr u32 FROM_SAMPLE = 0xffffffffu;
 
 // What a kernel's launch needs that does not depend on rows, for the host to read from the module: blocks, threads, dynamic
-// shared memory.
-#define LAUNCH(kernel, blocks, threads, shared) \
-  extern "C" { __device__ u32 kernel##_launch[4] = {(u32)(blocks), (u32)(threads), (u32)(shared), 0}; }
+// shared memory; and whether a block of a batch takes all groups of eight rows itself.
+#define LAUNCH_GROUPS(kernel, blocks, threads, shared, all_groups) \
+  extern "C" { __device__ u32 kernel##_launch[4] = {(u32)(blocks), (u32)(threads), (u32)(shared), (u32)(all_groups)}; }
+#define LAUNCH(kernel, blocks, threads, shared) LAUNCH_GROUPS(kernel, blocks, threads, shared, 0)
 
 // ---- programmatic dependent launch -------------------------------------------------------------------------------------
 

@@ -15,13 +15,12 @@ template <class S>
 __device__ __forceinline__ void body(const Step* step, const u8* matrix, const float* norm, const float* x, float* proj) {
   extern __shared__ __align__(16) u8 shared[];
   launch_dependents();
-  const int first = blockIdx.x * S::PER_BLOCK, row0 = S::ROWS == 1 ? 0 : blockIdx.y * ROW_GROUP;
-  const int rows = S::ROWS == 1 ? 1 : min((int)step->rows - row0, ROW_GROUP);
-  if (rows <= 0) return wait_predecessors();
+  const int first = blockIdx.x * S::PER_BLOCK, rows = S::ROWS == 1 ? 1 : step->rows;
+  if (S::ROWS > 1 && (int)blockIdx.y * ROW_GROUP >= rows) return wait_predecessors();
   project<S, true>(
       shared, matrix, first, min(S::PER_BLOCK, TILES - first), rows, norm, NoBegin{},
-      [&](int row, int k, float(&v)[8]) { load8(x + (row0 + row) * HIDDEN, k, HIDDEN, v); }, NoFactor{}, [](int, int) { return 0.0f; },
-      [&](int row, int n, float value, float) { proj[(row0 + row) * DELTA_STRIDE + n] = value; });
+      [&](int row, int k, float(&v)[8]) { load8(x + row * HIDDEN, k, HIDDEN, v); }, NoFactor{}, [](int, int) { return 0.0f; },
+      [&](int row, int n, float value, float) { proj[row * DELTA_STRIDE + n] = value; });
 }
 
 LAUNCH(delta_in, One::BLOCKS, 512, One::SHARED)
@@ -29,7 +28,7 @@ extern "C" __global__ void __launch_bounds__(512, 2)
     delta_in(const Step* step, const u8* matrix, const float* norm, const float* x, float* proj) {
   body<One>(step, matrix, norm, x, proj);
 }
-LAUNCH(delta_in_batch, Eight::BLOCKS, 512, Eight::SHARED)
+LAUNCH_GROUPS(delta_in_batch, Eight::BLOCKS, 512, Eight::SHARED, Eight::WHOLE)
 extern "C" __global__ void __launch_bounds__(512, 1)
     delta_in_batch(const Step* step, const u8* matrix, const float* norm, const float* x, float* proj) {
   body<Eight>(step, matrix, norm, x, proj);

@@ -38,12 +38,11 @@ __device__ __forceinline__ void body(const Step* step, const u8* matrix, const f
                                      float* x, const u8* next, u32 ordinal, u32 next_bytes) {
   extern __shared__ __align__(16) u8 shared[];
   launch_dependents();
-  const int first = blockIdx.x * S::PER_BLOCK, row0 = S::ROWS == 1 ? 0 : blockIdx.y * ROW_GROUP;
-  const int rows = S::ROWS == 1 ? 1 : min((int)step->rows - row0, ROW_GROUP);
-  if (rows <= 0) return wait_predecessors();
-  if (threadIdx.x >= S::WARPS * 32) {
+  const int first = blockIdx.x * S::PER_BLOCK, rows = S::ROWS == 1 ? 1 : step->rows;
+  if (S::ROWS > 1 && (int)blockIdx.y * ROW_GROUP >= rows) return wait_predecessors();
+  if (threadIdx.x >= S::WARPS * 32) {  // in a batch there is no such warp, and no idle memory
     wait_predecessors();
-    if (threadIdx.x == S::WARPS * 32 && blockIdx.y == 0) prefetch_share(next, next_bytes, blockIdx.x, S::BLOCKS);
+    if (threadIdx.x == S::WARPS * 32) prefetch_share(next, next_bytes, blockIdx.x, S::BLOCKS);
     return;
   }
   // Tails: a thread has one channel of one segment; groups of rows share the segments.
@@ -57,15 +56,15 @@ __device__ __forceinline__ void body(const Step* step, const u8* matrix, const f
       [&] {
         if (S::ROWS == 1 && moves) tails.read(step, proj, ordinal, 0, channel);
       },
-      [&](int row, int k, float(&v)[8]) { load8(mixed + (row0 + row) * VALUE_WIDTH, k, VALUE_WIDTH, v); },
+      [&](int row, int k, float(&v)[8]) { load8(mixed + row * VALUE_WIDTH, k, VALUE_WIDTH, v); },
       [&](int row, int group) {
         const int head = group / (VALUE_DIM / GROUP);
         if (head >= VALUE_HEADS) return 0.0f;
-        const float4 s = *(const float4*)(squares + ((row0 + row) * VALUE_HEADS + head) * 4);
+        const float4 s = *(const float4*)(squares + (row * VALUE_HEADS + head) * 4);
         return rsqrtf(((s.x + s.y) + (s.z + s.w)) * (1.0f / VALUE_DIM) + RMS_EPS);
       },
-      [&](int row, int n) { return x[(row0 + row) * HIDDEN + n]; },
-      [&](int row, int n, float value, float prior) { x[(row0 + row) * HIDDEN + n] = prior + value; });
+      [&](int row, int n) { return x[row * HIDDEN + n]; },
+      [&](int row, int n, float value, float prior) { x[row * HIDDEN + n] = prior + value; });
   // For one row they were read early; writing them holds up nobody.
   if constexpr (S::ROWS == 1) {
     if (moves) tails.write();
@@ -83,8 +82,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
               u32 ordinal, u32 next_bytes) {
   body<One>(step, matrix, mixed, squares, proj, x, next, ordinal, next_bytes);
 }
-LAUNCH(delta_out_batch, Eight::BLOCKS, THREADS, Eight::SHARED)
-extern "C" __global__ void __launch_bounds__(THREADS, 1)
+LAUNCH_GROUPS(delta_out_batch, Eight::BLOCKS, 512, Eight::SHARED, Eight::WHOLE)
+extern "C" __global__ void __launch_bounds__(512, 1)
     delta_out_batch(const Step* step, const u8* matrix, const float* mixed, const float* squares, const float* proj, float* x,
                     const u8* next, u32 ordinal, u32 next_bytes) {
   body<Eight>(step, matrix, mixed, squares, proj, x, next, ordinal, next_bytes);

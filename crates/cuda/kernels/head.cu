@@ -16,18 +16,17 @@ __device__ __forceinline__ void body(const Step* step, const u8* matrix, const f
   __shared__ uint2 largest[16][ROWS];
   launch_dependents();
   const int first = blockIdx.x * S::PER_BLOCK;
-  const int row0 = ROWS == 1 ? 0 : blockIdx.y * ROW_GROUP;
-  const int rows = min((int)step->head_rows - row0, ROWS);
-  if (rows <= 0) return wait_predecessors();
+  const int row0 = ROWS == 1 ? 0 : blockIdx.y * ROW_GROUP, rows = step->head_rows;
+  if (row0 >= rows) return wait_predecessors();
   float most = -infinity();  // of this thread's row
   u32 index = VOCAB;
   project<S, true>(
-      shared, matrix, first, min(S::PER_BLOCK, TILES - first), rows, norm, NoBegin{},
-      [&](int row, int k, float(&v)[8]) { load8(x + step->head_row[row0 + row] * HIDDEN, k, HIDDEN, v); }, NoFactor{},
+      shared, matrix, first, min(S::PER_BLOCK, TILES - first), ROWS == 1 ? 1 : rows, norm, NoBegin{},
+      [&](int row, int k, float(&v)[8]) { load8(x + step->head_row[row] * HIDDEN, k, HIDDEN, v); }, NoFactor{},
       [](int, int) { return 0.0f; },
       [&](int row, int n, float value, float) {
         if (n >= VOCAB) return;
-        logits[(u64)(row0 + row) * VOCAB + n] = value;
+        logits[(u64)row * VOCAB + n] = value;
         if (value > most) most = value, index = n;  // ascending: the first of equals stays
       });
   for (int bit = 16; bit >= ROWS; bit /= 2) {
@@ -37,7 +36,7 @@ __device__ __forceinline__ void body(const Step* step, const u8* matrix, const f
   }
   if (threadIdx.x % 32 < ROWS) largest[threadIdx.x / 32][threadIdx.x % 32] = make_uint2(__float_as_uint(most), index);
   __syncthreads();
-  if ((int)threadIdx.x < rows) {
+  if ((int)threadIdx.x < min(ROWS, rows - row0)) {
     uint2 b = largest[0][threadIdx.x];
     for (int w = 1; w < 16; ++w) {
       const uint2 o = largest[w][threadIdx.x];

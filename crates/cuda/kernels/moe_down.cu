@@ -4,7 +4,8 @@
 // Reads 5.3 MB: 1.2 us at 4.6 TB/s. Which experts is known as soon as moe_up has chosen; a block therefore looks for the
 // choice's tag before its wait, and its weights (41 KB) arrive while moe_up still multiplies.
 //
-// A batch: a block has eight tiles of one item (up to eight rows of one expert), a warp a tile; moe_sum then adds each row's
+// A batch: two blocks a multiprocessor, each with an even run of all items (up to eight rows of one expert) by eight tiles, a warp
+// a tile; moe_sum then adds each row's
 // nine products, in the order of the row's choice, as the block for one row does.
 #include "tiles.cuh"
 #include "choice.cuh"
@@ -71,42 +72,69 @@ extern "C" __global__ void __launch_bounds__(SLOTS * 32)
   }
 }
 
+// ---- a batch
 constexpr int BATCH_TILES = 8;
-static_assert(TILES % BATCH_TILES == 0, "a block has eight tiles");
+static_assert(TILES % BATCH_TILES == 0, "a block has eight tiles at once");
+constexpr int UNITS = TILES / BATCH_TILES;  // of an item
+constexpr int STAGES = 2;                   // pieces of a warp under way
+constexpr int PLACES = BATCH_TILES * STAGES * PIECE, FACTOR_PLACE = PLACES + ROW_GROUP * CHUNKS * PLANES;
 
-LAUNCH(moe_down_batch, TILES / BATCH_TILES, BATCH_TILES * 32, 0)
-extern "C" __global__ void __launch_bounds__(BATCH_TILES * 32)
+LAUNCH(moe_down_batch, 2 * MULTIPROCESSORS, BATCH_TILES * 32, FACTOR_PLACE + ROW_GROUP * CHUNKS * FACTORS)
+extern "C" __global__ void __launch_bounds__(BATCH_TILES * 32, 2)
     moe_down_batch(const Step* step, const u8* down, const float* inner, const u32* items, float* products) {
-  __shared__ __align__(16) u8 planes[ROW_GROUP][CHUNKS * PLANES];
-  __shared__ __align__(16) float2 factors[ROW_GROUP][CHUNKS * 4];
+  extern __shared__ __align__(16) u8 shared[];
+  __shared__ u64 barriers[BATCH_TILES * STAGES];
   launch_dependents();
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  u8* planes = shared + PLACES;  // [8 rows][chunks]
+  float2* factors = (float2*)(shared + FACTOR_PLACE);
+  u8* own = shared + warp * STAGES * PIECE;
+  Stream<PIECE, STAGES> stream(own, barriers + warp * STAGES, lane);
   wait_predecessors();
-  if (blockIdx.y >= items[0]) return;
-  const uint4 item = *(const uint4*)(items + 4 + blockIdx.y * 4);
-  const u32* slots = items + ITEM_SLOTS + item.y;
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, rows = item.z, tile = blockIdx.x * BATCH_TILES + warp;
-  const u8* from = down + ((u64)item.x * TILES + tile) * CHUNKS * CHUNK4;
-  Weights<4> weights[CHUNKS];
+  // Eight tiles of an item are a unit; all units in a row, cut into even runs.
+  const u32 all = items[0] * UNITS, first = (u64)all * blockIdx.x / gridDim.x, last = (u64)all * (blockIdx.x + 1) / gridDim.x;
+  u32 asked = ~0u, asked_expert = 0;
+  const auto ask = [&](u32 unit) {
+    if (unit < last && unit / UNITS != asked) asked = unit / UNITS, asked_expert = items[ITEM_WORDS * (1 + asked)];
+    stream.start((unit - first) % STAGES, down + ((u64)asked_expert * TILES + unit % UNITS * BATCH_TILES + warp) * PIECE, unit < last, lane);
+  };
+  for (u32 i = 0; i < STAGES; ++i) ask(first + i);
+  u32 item = ~0u, slots[2] = {0, 0};
+  int rows = 0;
+  for (u32 unit = first; unit < last; ++unit) {
+    if (unit / UNITS != item) {
+      item = unit / UNITS;
+      const u32* record = items + ITEM_WORDS * (1 + item);
+      rows = record[1];
 #pragma unroll
-  for (int c = 0; c < CHUNKS; ++c) weights[c].load(from + c * CHUNK4, lane);
-  if (warp < rows) round_inner(inner + (u64)slots[warp] * EXPERT_WIDTH, planes[warp], factors[warp], lane);
-  __syncthreads();
-  float low[2], high[2];
+      for (int n = 0; n < 2; ++n) slots[n] = record[ITEM_SLOTS + min(4 * n + lane % 4, rows - 1)];
+      __syncthreads();
+      if (warp < rows) round_inner(inner + (u64)record[ITEM_SLOTS + warp] * EXPERT_WIDTH, planes + warp * CHUNKS * PLANES, factors + warp * CHUNKS * 4, lane);
+      __syncthreads();
+    }
+    const u32 stage = (unit - first) % STAGES;
+    stream.wait(stage, (unit - first) / STAGES);
+    float low[2], high[2];
 #pragma unroll
-  for (int c = 0; c < CHUNKS; ++c) {
-    EightRows operand;
-    operand.load([&](int row) { return planes[row] + c * PLANES; }, [&](int row) { return factors[row] + c * 4; }, lane);
-    float l[2], h[2];
-    chunk_product<4>(weights[c], from + c * CHUNK4 + CHUNK4 - PARAMETERS, operand, lane, l, h);
+    for (int c = 0; c < CHUNKS; ++c) {
+      EightRows operand;
+      operand.load([&](int row) { return planes + (row * CHUNKS + c) * PLANES; }, [&](int row) { return factors + (row * CHUNKS + c) * 4; }, rows, lane);
+      const u8* chunk = own + stage * PIECE + c * CHUNK4;
+      Weights<4> weights;
+      weights.load(chunk, lane);
+      float l[2], h[2];
+      chunk_product<4>(weights, chunk + CHUNK4 - PARAMETERS, operand, rows, lane, l, h);
 #pragma unroll
-    for (int n = 0; n < 2; ++n) low[n] = c ? low[n] + l[n] : l[n], high[n] = c ? high[n] + h[n] : h[n];
-  }
+      for (int n = 0; n < 2; ++n) low[n] = c ? low[n] + l[n] : l[n], high[n] = c ? high[n] + h[n] : h[n];
+    }
+    __syncwarp();
+    ask(unit + STAGES);
 #pragma unroll
-  for (int n = 0; n < 2; ++n) {
-    const int row = 4 * n + lane % 4;
-    if (row < rows) {
-      float* out = products + (u64)slots[row] * HIDDEN + tile * TILE + lane / 4;
-      out[0] = low[n], out[8] = high[n];
+    for (int n = 0; n < 2; ++n) {
+      if (4 * n + lane % 4 < rows) {
+        float* out = products + (u64)slots[n] * HIDDEN + (unit % UNITS * BATCH_TILES + warp) * TILE + lane / 4;
+        out[0] = low[n], out[8] = high[n];
+      }
     }
   }
 }

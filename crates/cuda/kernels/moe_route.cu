@@ -40,14 +40,14 @@ __device__ __forceinline__ void body(const Step* step, const u8* router, const u
                                      u8* packed, float* inner, u32* reset) {
   extern __shared__ __align__(16) u8 shared[];
   launch_dependents();
-  const int row0 = ROWS == 1 ? 0 : blockIdx.y * ROW_GROUP;
-  const int rows = ROWS == 1 ? 1 : min((int)step->rows - row0, ROW_GROUP);
-  if (rows <= 0) return wait_predecessors();
-  const auto load = [&](int row, int k, float(&v)[8]) { load8(x + (row0 + row) * HIDDEN, k, HIDDEN, v); };
+  const int row0 = ROWS == 1 ? 0 : blockIdx.y * ROW_GROUP, all_rows = ROWS == 1 ? 1 : step->rows;
+  if (row0 >= all_rows) return wait_predecessors();
+  const int rows = min(ROWS, all_rows - row0);
+  const auto load = [&](int row, int k, float(&v)[8]) { load8(x + row * HIDDEN, k, HIDDEN, v); };
   const auto none = [](int, int) { return 0.0f; };
   if (blockIdx.x < ROUTER_TILES) {
-    project<Tile<ROWS, 8>, true>(shared, router, blockIdx.x, 1, rows, norm, NoBegin{}, load, NoFactor{}, none,
-                                 [&](int row, int n, float value, float) { logits[(row0 + row) * ROUTER_STRIDE + n] = value; });
+    project<Tile<ROWS, 8>, true>(shared, router, blockIdx.x, 1, all_rows, norm, NoBegin{}, load, NoFactor{}, none,
+                                 [&](int row, int n, float value, float) { logits[row * ROUTER_STRIDE + n] = value; });
     // The last router tile has one row of its own: time to store what the others need.
     if (blockIdx.x == ROUTER_TILES - 1) {
       pack<ROWS>(shared, rows, packed + (u64)row0 * PACKED_BYTES);
@@ -56,8 +56,8 @@ __device__ __forceinline__ void body(const Step* step, const u8* router, const u
   } else {
     const int tile = blockIdx.x - ROUTER_TILES;
     float* gates = (float*)(shared + GATES<ROWS>);
-    project<Tile<ROWS, 4>, true>(shared, up + (u64)EXPERTS * UP_TILES * HIDDEN_CHUNKS * CHUNK4, tile, 1, rows, norm, NoBegin{}, load,
-                                 NoFactor{}, none, [&](int row, int n, float value, float) { gates[row * TILE + n % TILE] = value; });
+    project<Tile<ROWS, 4>, true>(shared, up + (u64)EXPERTS * UP_TILES * HIDDEN_CHUNKS * CHUNK4, tile, 1, all_rows, norm, NoBegin{}, load,
+                                 NoFactor{}, none, [&](int row, int n, float value, float) { gates[(row - row0) * TILE + n % TILE] = value; });
     __syncthreads();
     for (int o = threadIdx.x; o < rows * 8; o += WARPS * 32) {
       const int row = o / 8, i = o % 8;
@@ -111,20 +111,26 @@ extern "C" __global__ void __launch_bounds__(1024) moe_select_batch(const Step* 
     before -= own;
     u32 slot = before & 0xffff, item = before >> 16;
     for (int w = 0; w < warp; ++w) slot += slots_before[w], item += items_before[w];
-    u32* slots = items + ITEM_SLOTS;
-    for (u32 done = 0; done < count; done += ROW_GROUP, ++item) {
-      *(uint4*)(items + 4 + item * 4) = make_uint4(expert, slot + done, min(count - done, (u32)ROW_GROUP), 0);
+    const u32 last = slot + count;
+    u32 done = 0;
+    for (int i = 0; count && i < rows * TOP_K; ++i) {
+      if (ids[i] != expert) continue;
+      u32* record = items + ITEM_WORDS * (1 + item);
+      record[ITEM_SLOTS + done] = i / TOP_K * SLOTS + i % TOP_K;
+      if (++done == ROW_GROUP || slot + done == last) {
+        record[0] = expert, record[1] = done;
+        slot += done, done = 0, ++item;
+      }
     }
-    if (count)
-      for (int i = 0; i < rows * TOP_K; ++i)
-        if (ids[i] == expert) slots[slot++] = i / TOP_K * SLOTS + i % TOP_K;
     // The shared expert's items come last; all rows have it.
     if (expert == 255) {
+      items[1] = item;
       for (int row = 0; row < rows; row += ROW_GROUP, ++item) {
-        *(uint4*)(items + 4 + item * 4) = make_uint4(EXPERTS, rows * TOP_K + row, min(rows - row, ROW_GROUP), 0);
+        u32* record = items + ITEM_WORDS * (1 + item);
+        record[0] = EXPERTS, record[1] = min(rows - row, ROW_GROUP);
+        for (int i = 0; i < ROW_GROUP; ++i) record[ITEM_SLOTS + i] = min(row + i, rows - 1) * SLOTS + TOP_K;
       }
       items[0] = item;
     }
-    if (expert < rows) slots[rows * TOP_K + expert] = expert * SLOTS + TOP_K;
   }
 }

@@ -5,7 +5,8 @@
 // the experts and asks the copy engine for the block's tiles at once, while the others make their operands ready.
 // Reads 9.4 MB: 2.1 us at 4.6 TB/s, none of it before the wait. The activations come rounded from moe_route.
 //
-// A batch: a block has four tiles of one item of moe_select's list (up to eight rows of one expert), 256 threads, a warp a chunk.
+// A batch: two blocks a multiprocessor, each with an even run of the tiles of all items of moe_select's list (an item: up to
+// eight rows of one expert), several tiles on their way to shared memory; 256 threads, a warp a chunk.
 #include "tiles.cuh"
 #include "choice.cuh"
 
@@ -40,9 +41,6 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
   __syncthreads();
   wait_predecessors();
 
-  const float inverse = *(const float*)(packed + PACKED_INVERSE);
-  OneRow x;
-  if (works) x.set(*(const uint4*)(packed + chunk * PLANES + lane * 16), ((const float2*)(packed + PACKED_FACTORS))[chunk * 4 + lane % 4], lane);
   float logit;
   u32 id;
   if (warp == WARPS - 1) {
@@ -53,6 +51,9 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
     if (lane < min(count, AT_ONCE)) bulk_copy(shared_address(shared) + lane * TILE_BYTES, up + ((u64)expert * UP_TILES + tile % UP_TILES) * TILE_BYTES, TILE_BYTES, barriers + lane * 8);
     if (blockIdx.x == 0) write_choice(logits, choice, lane, id, logit);
   }
+  OneRow x;
+  if (works) x.set(*(const uint4*)(packed + chunk * PLANES + lane * 16), ((const float2*)(packed + PACKED_FACTORS))[chunk * 4 + lane % 4], lane);
+  const float inverse = *(const float*)(packed + PACKED_INVERSE);
 #pragma unroll
   for (int round = 0; round < ROUNDS; ++round) {
     const int done = round * AT_ONCE, now = min(count - done, AT_ONCE);
@@ -94,51 +95,85 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
   }
 }
 
+// ---- a batch
 constexpr int BATCH_WARPS = 8;
-constexpr int BATCH_TILES = 4;
 static_assert(HIDDEN_CHUNKS <= BATCH_WARPS, "a warp has a chunk");
+constexpr int ROW_SUMS = HIDDEN_CHUNKS * ROW_GROUP * TILE;  // f32 of a tile's products
+constexpr int batch_bytes(int stages) { return stages * (TILE_BYTES + 8) + 2 * ROW_SUMS * 4; }
+constexpr int fitting(int stages) { return stages > 1 && 2 * (batch_bytes(stages) + 1024) > SHARED_LIMIT ? fitting(stages - 1) : stages; }
+constexpr int STAGES = fitting(5);  // tiles under way in a block, of which a multiprocessor has two
 
-LAUNCH(moe_up_batch, UP_TILES / BATCH_TILES, BATCH_WARPS * 32, 0)
-extern "C" __global__ void __launch_bounds__(BATCH_WARPS * 32)
+LAUNCH(moe_up_batch, 2 * MULTIPROCESSORS, BATCH_WARPS * 32, batch_bytes(STAGES))
+extern "C" __global__ void __launch_bounds__(BATCH_WARPS * 32, 2)
     moe_up_batch(const Step* step, const u8* up, const u8* packed, const u32* items, float* inner) {
-  __shared__ float products[HIDDEN_CHUNKS][BATCH_TILES][ROW_GROUP][TILE];
-  __shared__ float inverses[ROW_GROUP];
+  extern __shared__ __align__(16) u8 shared[];
   launch_dependents();
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  float* sums = (float*)(shared + STAGES * TILE_BYTES);
+  const u32 barriers = shared_address(shared + STAGES * TILE_BYTES + 2 * ROW_SUMS * 4);
+  if (threadIdx.x < STAGES) barrier_init(barriers + threadIdx.x * 8);
+  barriers_ready();
+  __syncthreads();
   wait_predecessors();
-  if (blockIdx.y >= items[0]) return;
-  const uint4 item = *(const uint4*)(items + 4 + blockIdx.y * 4);
-  if (item.x == EXPERTS) return;  // the shared expert is moe_route's
-  const u32* slots = items + ITEM_SLOTS + item.y;
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, rows = item.z;
-  auto row_of = [&](int row) { return packed + (u64)(slots[min(row, rows - 1)] / SLOTS) * PACKED_BYTES; };
-  const u8* weights = up + (((u64)item.x * UP_TILES + blockIdx.x * BATCH_TILES) * HIDDEN_CHUNKS + warp) * CHUNK4;
-  if (warp < HIDDEN_CHUNKS) {
-    Weights<4> next;
-    next.load(weights, lane);
-    EightRows x;
-    x.load([&](int row) { return row_of(row) + warp * PLANES; }, [&](int row) { return row_of(row) + PACKED_FACTORS + warp * FACTORS; }, lane);
-#pragma unroll
-    for (int tile = 0; tile < BATCH_TILES; ++tile) {
-      const Weights<4> now = next;
-      const u8* parameters = weights + CHUNK4 - PARAMETERS;
-      weights += HIDDEN_CHUNKS * CHUNK4;
-      if (tile + 1 < BATCH_TILES) next.load(weights, lane);
+  // All tiles of all items in a row, cut into even runs.
+  const u32 all = items[1] * UP_TILES, first = (u64)all * blockIdx.x / gridDim.x, last = (u64)all * (blockIdx.x + 1) / gridDim.x;
+  u32 asked = ~0u, asked_expert = 0;
+  const auto ask = [&](u32 unit) {  // all threads call it
+    const u32 stage = (unit - first) % STAGES;
+    if (unit < last && (!BULK_COPIES || threadIdx.x == 0)) {
+      if (unit / UP_TILES != asked) asked = unit / UP_TILES, asked_expert = items[ITEM_WORDS * (1 + asked)];
+      const u8* from = up + ((u64)asked_expert * UP_TILES + unit % UP_TILES) * TILE_BYTES;
+      const u32 to = shared_address(shared) + stage * TILE_BYTES;
+      if (BULK_COPIES) bulk_copy(to, from, TILE_BYTES, barriers + stage * 8);
+      else
+        for (int piece = threadIdx.x; piece < TILE_BYTES / 16; piece += BATCH_WARPS * 32) copy16(to + piece * 16, from + piece * 16);
+    }
+    if (!BULK_COPIES) copies_commit();
+  };
+  for (u32 i = 0; i < STAGES; ++i) ask(first + i);
+  EightRows x;
+  u32 item = ~0u, own_slot = 0;
+  int rows = 0;
+  float inverse = 0;
+  for (u32 unit = first; unit < last; ++unit) {
+    const u32 stage = (unit - first) % STAGES;
+    if (unit / UP_TILES != item) {
+      item = unit / UP_TILES;
+      const u32* record = items + ITEM_WORDS * (1 + item);
+      rows = record[1];
+      const auto row_of = [&](int row) { return packed + (u64)(record[ITEM_SLOTS + min(row, rows - 1)] / SLOTS) * PACKED_BYTES; };
+      if (warp < HIDDEN_CHUNKS) x.load([&](int row) { return row_of(row) + warp * PLANES; }, [&](int row) { return row_of(row) + PACKED_FACTORS + warp * FACTORS; }, rows, lane);
+      own_slot = record[ITEM_SLOTS + min((int)threadIdx.x / 8 % ROW_GROUP, rows - 1)];
+      inverse = *(const float*)(packed + (u64)(own_slot / SLOTS) * PACKED_BYTES + PACKED_INVERSE);
+    }
+    float* products = sums + (unit - first) % 2 * ROW_SUMS;
+    if (BULK_COPIES) barrier_wait(barriers + stage * 8, (unit - first) / STAGES & 1);
+    else {
+      copies_wait<STAGES - 1>();
+      __syncthreads();
+    }
+    if (warp < HIDDEN_CHUNKS) {
+      const u8* chunk = shared + stage * TILE_BYTES + warp * CHUNK4;
+      Weights<4> weights;
+      weights.load(chunk, lane);
       float low[2], high[2];
-      chunk_product<4>(now, parameters, x, lane, low, high);
+      chunk_product<4>(weights, chunk + CHUNK4 - PARAMETERS, x, rows, lane, low, high);
 #pragma unroll
       for (int n = 0; n < 2; ++n) {
-        products[warp][tile][4 * n + lane % 4][lane / 4] = low[n];
-        products[warp][tile][4 * n + lane % 4][lane / 4 + 8] = high[n];
+        if (4 * n >= rows) break;
+        float* out = products + (warp * ROW_GROUP + 4 * n + lane % 4) * TILE + lane / 4;
+        out[0] = low[n], out[8] = high[n];
       }
     }
-  }
-  if (threadIdx.x < ROW_GROUP) inverses[threadIdx.x] = *(const float*)(row_of(threadIdx.x) + PACKED_INVERSE);
-  __syncthreads();
-  for (int o = threadIdx.x; o < BATCH_TILES * rows * 8; o += BATCH_WARPS * 32) {
-    const int row = o / (BATCH_TILES * 8), tile = o / 8 % BATCH_TILES, i = o % 8;
-    float gate = products[0][tile][row][i], value = products[0][tile][row][i + 8];
+    __syncthreads();
+    ask(unit + STAGES);
+    if ((int)threadIdx.x < rows * 8) {
+      const int i = threadIdx.x % 8;
+      const float* at = products + threadIdx.x / 8 * TILE + i;
+      float gate = at[0], value = at[8];
 #pragma unroll
-    for (int c = 1; c < HIDDEN_CHUNKS; ++c) gate += products[c][tile][row][i], value += products[c][tile][row][i + 8];
-    inner[slots[row] * EXPERT_WIDTH + (blockIdx.x * BATCH_TILES + tile) * 8 + i] = silu(gate * inverses[row]) * (value * inverses[row]);
+      for (int c = 1; c < HIDDEN_CHUNKS; ++c) gate += at[c * ROW_GROUP * TILE], value += at[c * ROW_GROUP * TILE + 8];
+      inner[(u64)own_slot * EXPERT_WIDTH + unit % UP_TILES * 8 + i] = silu(gate * inverse) * (value * inverse);
+    }
   }
 }

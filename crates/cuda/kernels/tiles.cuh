@@ -136,9 +136,10 @@ struct EightRows {
   float2 factor[2][4];  // of rows 4 n + lane % 4, all groups
   // `planes` and `factors` give the addresses of a row's.
   template <class Planes, class Factors>
-  __device__ __forceinline__ void load(Planes planes, Factors factors, int lane) {
+  __device__ __forceinline__ void load(Planes planes, Factors factors, int rows, int lane) {
 #pragma unroll
     for (int n = 0; n < 2; ++n) {
+      if (4 * n >= rows) break;
       const u8* column = planes(4 * n + lane / 8) + (lane / 4 % 2) * 64 + lane % 4 * 16;
       const float4* f = (const float4*)factors(4 * n + lane % 4);
 #pragma unroll
@@ -153,16 +154,17 @@ struct EightRows {
   }
 };
 
-// The same for eight rows: `low[n]` and `high[n]` are for row 4 n + lane % 4. Same terms, same order, same bits.
+// The same for up to eight rows (four cost half): `low[n]` and `high[n]` are for row 4 n + lane % 4. Same terms, same order, same bits.
 template <int BITS>
-__device__ __forceinline__ void chunk_product(const Weights<BITS>& weights, const u8* parameters, const EightRows& x, int lane,
+__device__ __forceinline__ void chunk_product(const Weights<BITS>& weights, const u8* parameters, const EightRows& x, int rows, int lane,
                                               float (&low)[2], float (&high)[2]) {
-  float l[2][4], h[2][4];
+  float l[2][4] = {}, h[2][4] = {};
 #pragma unroll
   for (int j = 0; j < 4; ++j) {
     const uint2 pairs = *(const uint2*)(parameters + (lane / 4 * 4 + j) * 8);
 #pragma unroll
     for (int n = 0; n < 2; ++n) {
+      if (4 * n >= rows) break;
       int even[4] = {0, 0, 0, 0}, odd[4] = {0, 0, 0, 0};
       weights.multiply(j, even, odd, x.b[n][j]);
       const float2 factor = make_float2(x.factor[n][j].x * (1.0f / EVEN<BITS>), x.factor[n][j].y);
@@ -211,6 +213,7 @@ template <int ROWS_, int K_, int BITS_, int WARPS_, int TILES_, int MOST_SLOTS> 
   __host__ __device__ static constexpr int fitting(int slots) { return slots > 1 && bytes(slots) > SHARED_LIMIT ? fitting(slots - 1) : slots; }
   static constexpr int SLOTS_ = fitting(EACH < MOST_SLOTS ? EACH : MOST_SLOTS);
   static constexpr int SHARED = bytes(SLOTS_);
+  static constexpr bool WHOLE = PER_BLOCK <= WAVE && EACH <= SLOTS_;  // all tiles are in shared memory at once
   // Where things are.
   static constexpr int OPERANDS = WARPS * SLOTS_ * BYTES;
   static constexpr int SUMS = OPERANDS + WARPS * OPERAND;
@@ -227,12 +230,13 @@ struct NoBegin {
 template <class T> constexpr bool has_factor = true;
 template <> constexpr bool has_factor<NoFactor> = false;
 
-// Tiles `first .. first + count` of `matrix`: S::PER_BLOCK, fewer only in the last block.
+// Tiles `first .. first + count` of `matrix`: S::PER_BLOCK, fewer only in the last block. Rows 0 .. all_rows, in groups of S::ROWS
+// that blockIdx.y counts; where all tiles are in shared memory at once, fewer blocks can take several groups each.
 // `begin()` is called after the wait. `load(row, k, v)` gives eight inputs of a row; with NORM they are squared for the RMS norm
 // and multiplied by `norm`. `factor(row, group)` multiplies a group's scale. `prior(row, n)` is read early,
 // `store(row, n, value, prior)` gets the result.
 template <class S, bool NORM, class Begin, class Load, class Factor, class Prior, class Store>
-__device__ __forceinline__ void project(u8* shared, const u8* matrix, int first, int count, int rows, const float* norm, Begin begin,
+__device__ __forceinline__ void project(u8* shared, const u8* matrix, int first, int count, int all_rows, const float* norm, Begin begin,
                                         Load load, Factor factor, Prior prior, Store store) {
   constexpr int ROWS = S::ROWS, CHUNKS = S::CHUNKS, LANES = S::LANES, SLOTS_ = S::SLOTS_, BYTES = S::BYTES;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -257,20 +261,23 @@ __device__ __forceinline__ void project(u8* shared, const u8* matrix, int first,
   wait_predecessors();
 
   begin();
+#pragma unroll 1
+  for (int row0 = ROWS == 1 ? 0 : blockIdx.y * ROWS; row0 < all_rows; row0 += ROWS * gridDim.y) {
+  const int rows = ROWS == 1 ? 1 : min(all_rows - row0, ROWS);
   float scale = 1.0f;
   if constexpr (has_factor<Factor>) {
-    if (works && lane < 4 * rows) scale = factor(lane / 4, chunk * 4 + lane % 4);
+    if (works && lane < 4 * rows) scale = factor(row0 + lane / 4, chunk * 4 + lane % 4);
   }
   // Result o of a wave is row o % ROWS, matrix row o / ROWS: a thread has the same row all the time.
   const int result_row = threadIdx.x % ROWS;
   const bool has_row = ROWS == 1 || result_row < rows;
-  const float early = has_row && (int)threadIdx.x < total * TILE * ROWS ? prior(result_row, first * TILE + threadIdx.x / ROWS) : 0.0f;
+  const float early = has_row && (int)threadIdx.x < total * TILE * ROWS ? prior(row0 + result_row, first * TILE + threadIdx.x / ROWS) : 0.0f;
   float squared = 0.0f;  // of this lane's inputs of one row
   if (works) {
 #pragma unroll(ROWS == 1 ? 1 : 4)
     for (int row = 0; row < (ROWS == 1 ? 1 : rows); ++row) {
       float v[8];
-      load(row, k, v);
+      load(row0 + row, k, v);
       if (NORM) {
         squared = 0.0f;
 #pragma unroll
@@ -294,7 +301,7 @@ __device__ __forceinline__ void project(u8* shared, const u8* matrix, int first,
   OneRow one;
   EightRows eight;
   if constexpr (ROWS == 1) one.load(planes, factors, lane);
-  else eight.load([&](int row) { return planes + row * PLANES; }, [&](int row) { return factors + row * 4; }, lane);
+  else eight.load([&](int row) { return planes + row * PLANES; }, [&](int row) { return factors + row * 4; }, rows, lane);
 
   // The product of this warp's tile i, which lies in `slot`, to its place among the sums.
   const auto multiply = [&](const u8* weights, float* out) {
@@ -305,9 +312,10 @@ __device__ __forceinline__ void project(u8* shared, const u8* matrix, int first,
       float low[2], high[2];
       Weights<S::BITS> fragment;
       fragment.load(weights, lane);
-      chunk_product<S::BITS>(fragment, weights + BYTES - PARAMETERS, eight, lane, low, high);
+      chunk_product<S::BITS>(fragment, weights + BYTES - PARAMETERS, eight, rows, lane, low, high);
 #pragma unroll
       for (int n = 0; n < 2; ++n) {
+        if (4 * n >= rows) break;
         out[(4 * n + lane % 4) * TILE + lane / 4] = low[n];
         out[(4 * n + lane % 4) * TILE + lane / 4 + 8] = high[n];
       }
@@ -330,7 +338,7 @@ __device__ __forceinline__ void project(u8* shared, const u8* matrix, int first,
 #pragma unroll
       for (int c = 1; c < CHUNKS; ++c) sum += at[c * S::WAVE * TILE * ROWS];
       if (NORM) sum *= inverse;
-      store(result_row, at_row, sum, start == 0 && o == (int)threadIdx.x ? early : prior(result_row, at_row));
+      store(row0 + result_row, at_row, sum, start == 0 && o == (int)threadIdx.x ? early : prior(row0 + result_row, at_row));
     }
   };
   // One row's sum of squares is nothing that its products wait for.
@@ -340,7 +348,7 @@ __device__ __forceinline__ void project(u8* shared, const u8* matrix, int first,
     if (works && lane == 0) squares[warp] = squared;
   };
   float* own_products = products + (chunk * S::WAVE + tile_lane) * TILE * ROWS;
-  if constexpr (S::PER_BLOCK <= S::WAVE && S::EACH <= SLOTS_) {
+  if constexpr (S::WHOLE) {
 #pragma unroll
     for (int i = 0; i < S::EACH; ++i) {
       if (tile_lane + i * LANES < all) {
@@ -352,6 +360,7 @@ __device__ __forceinline__ void project(u8* shared, const u8* matrix, int first,
     squares_of_one();
     __syncthreads();
     finish(products, 0, total);
+    if (ROWS > 1) __syncthreads();
   } else {
     squares_of_one();
     int i = 0, slot = 0, buffer = 0;
@@ -370,5 +379,7 @@ __device__ __forceinline__ void project(u8* shared, const u8* matrix, int first,
       if (S::BUFFERS == 1) __syncthreads();
       else buffer ^= 1;
     }
+  }
+  if (!S::WHOLE || ROWS == 1) break;
   }
 }
