@@ -1,12 +1,17 @@
 #!/bin/sh
 # Builds decode.cu for a Hopper card: build.sh NVCC OUT [more flags]. CUDA 13; no GPU is needed to build.
-# STAMPS=1: with times inside the graph (`decode stamps`). KERNELS: another folder of kernels.
+# GEOMETRY=demo: the demo checkpoint's sizes. STAMPS=1: with times inside the graph (`decode stamps`). KERNELS: another folder of kernels.
 set -eu
 cd "$(dirname "$0")"
 nvcc=$1; out=$2; shift 2
 full="-DHIDDEN=2048 -DVOCAB=248320 -DHEADS=16 -DKV_HEADS=2 -DHEAD_DIM=256 -DROTARY_DIM=64 -DKEY_HEADS=16 -DVALUE_HEADS=32 -DKEY_DIM=128
 -DVALUE_DIM=128 -DCONV_WIDTH=4 -DEXPERTS=256 -DTOP_K=8 -DEXPERT_WIDTH=512 -DSHARED_WIDTH=512 -DDELTA_LAYERS=30 -DATTN_LAYERS=10 -DRMS_EPS=1e-6f
 -DMULTIPROCESSORS=132 -DSHARED_LIMIT=232448"
+if [ "${GEOMETRY:-full}" = demo ]; then
+  full="-DHIDDEN=256 -DVOCAB=4096 -DHEADS=8 -DKV_HEADS=1 -DHEAD_DIM=256 -DROTARY_DIM=64 -DKEY_HEADS=2 -DVALUE_HEADS=4 -DKEY_DIM=128
+-DVALUE_DIM=128 -DCONV_WIDTH=4 -DEXPERTS=32 -DTOP_K=8 -DEXPERT_WIDTH=64 -DSHARED_WIDTH=64 -DDELTA_LAYERS=6 -DATTN_LAYERS=2 -DRMS_EPS=1e-6f
+-DMULTIPROCESSORS=132 -DSHARED_LIMIT=232448"
+fi
 kernels=${KERNELS:-../kernels}
 if [ -n "${STAMPS:-}" ]; then
   kernels=$(mktemp -d)

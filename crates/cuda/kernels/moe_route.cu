@@ -79,58 +79,52 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
   body<ROW_GROUP>(step, router, up, norm, x, logits, packed, inner, reset);
 }
 
-// moe_select_batch: one block, a warp a row to choose, then a thread an expert to list its rows in the order of the rows.
+// moe_select_batch: one block; a warp a row to choose, a thread a slot to find its place among the rows of its expert. Which of
+// an expert's rows comes first is left to chance: each has its own columns in the products, and its bits do not depend on it.
 LAUNCH(moe_select_batch, 1, 1024, MAX_ROWS * sizeof(ChoiceRoom))
 extern "C" __global__ void __launch_bounds__(1024) moe_select_batch(const Step* step, const float* logits, u32* choice, u32* items) {
   extern __shared__ __align__(16) ChoiceRoom rooms[];  // one for each row
-  __shared__ u32 ids[MAX_ROWS * TOP_K];
-  __shared__ u32 slots_before[8], items_before[8];
+  __shared__ u32 rows_of[256], first_item[256], items_before[8];
   launch_dependents();
+  const int rows = step->rows, thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
+  if (thread < 256) rows_of[thread] = 0;
+  __syncthreads();
   wait_predecessors();
-  const int rows = step->rows, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  u32 expert = 0, place = 0;
+  const bool has_slot = warp < rows && lane < TOP_K;
   if (warp < rows) {
-    const u32 id = publish(logits + warp * ROUTER_STRIDE, choice + warp * CHOICE_WORDS, lane, rooms[warp]);
-    if (lane < TOP_K) ids[warp * TOP_K + lane] = id;
+    expert = publish(logits + warp * ROUTER_STRIDE, choice + warp * CHOICE_WORDS, lane, rooms[warp]);
+    if (has_slot) place = atomicAdd(&rows_of[expert], 1);
   }
   __syncthreads();
-  const int expert = threadIdx.x;
-  u32 count = 0;
-  if (expert < EXPERTS)
-    for (int i = 0; i < rows * TOP_K; ++i) count += ids[i] == expert;
-  // Slots and items of the experts before this one.
-  const u32 own = count | (count + ROW_GROUP - 1) / ROW_GROUP << 16;
-  u32 before = own;
+  // How many items the experts before this thread's have.
+  const u32 count = thread < 256 ? rows_of[thread] : 0, own = (count + ROW_GROUP - 1) / ROW_GROUP;
+  u32 item = own;
 #pragma unroll
   for (int bit = 1; bit < 32; bit *= 2) {
-    const u32 other = __shfl_up_sync(~0u, before, bit);
-    if (lane >= bit) before += other;
+    const u32 other = __shfl_up_sync(~0u, item, bit);
+    if (lane >= bit) item += other;
   }
-  if (expert < 256 && lane == 31) slots_before[warp] = before & 0xffff, items_before[warp] = before >> 16;
+  if (warp < 8 && lane == 31) items_before[warp] = item;
   __syncthreads();
-  if (expert < 256) {
-    before -= own;
-    u32 slot = before & 0xffff, item = before >> 16;
-    for (int w = 0; w < warp; ++w) slot += slots_before[w], item += items_before[w];
-    const u32 last = slot + count;
-    u32 done = 0;
-    for (int i = 0; count && i < rows * TOP_K; ++i) {
-      if (ids[i] != expert) continue;
-      u32* record = items + ITEM_WORDS * (1 + item);
-      record[ITEM_SLOTS + done] = i / TOP_K * SLOTS + i % TOP_K;
-      if (++done == ROW_GROUP || slot + done == last) {
-        record[0] = expert, record[1] = done;
-        slot += done, done = 0, ++item;
-      }
+  if (thread < 256) {
+    item -= own;
+    for (int w = 0; w < warp; ++w) item += items_before[w];
+    first_item[thread] = item;
+    for (u32 done = 0; done < count; done += ROW_GROUP, ++item) {
+      *(uint2*)(items + ITEM_WORDS * (1 + item)) = make_uint2(thread, min(count - done, (u32)ROW_GROUP));
     }
     // The shared expert's items come last; all rows have it.
-    if (expert == 255) {
+    if (thread == 255) {
       items[1] = item;
       for (int row = 0; row < rows; row += ROW_GROUP, ++item) {
         u32* record = items + ITEM_WORDS * (1 + item);
-        record[0] = EXPERTS, record[1] = min(rows - row, ROW_GROUP);
+        *(uint2*)record = make_uint2(EXPERTS, min(rows - row, ROW_GROUP));
         for (int i = 0; i < ROW_GROUP; ++i) record[ITEM_SLOTS + i] = min(row + i, rows - 1) * SLOTS + TOP_K;
       }
       items[0] = item;
     }
   }
+  __syncthreads();
+  if (has_slot) items[ITEM_WORDS * (1 + first_item[expert] + place / ROW_GROUP) + ITEM_SLOTS + place % ROW_GROUP] = warp * SLOTS + lane;
 }

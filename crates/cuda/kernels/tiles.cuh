@@ -20,17 +20,19 @@ constexpr int PACKED_FACTORS = HIDDEN_CHUNKS * PLANES;
 constexpr int PACKED_INVERSE = PACKED_FACTORS + HIDDEN_CHUNKS * FACTORS;
 constexpr int PACKED_BYTES = PACKED_INVERSE + 16;
 
-// Rounds the 8 inputs of each lane (`8 lane ..` of the chunk) and stores the chunk's planes and factors.
+// Rounds the 8 inputs of each lane (`8 lane ..` of the chunk) and stores the chunk's planes and factors; `times` multiplies what a
+// lane's group counts for.
 // 127 * 256 keeps the high byte within a signed one.
 constexpr float LARGEST_ROUNDED = 32512.0f;
-__device__ __forceinline__ void round_chunk(const float (&v)[8], u8* planes, float2* factors, int lane) {
+__device__ __forceinline__ void round_chunk(const float (&v)[8], float times, u8* planes, float2* factors, int lane) {
   const float largest = lanes_max<8>(fmaxf(fmaxf(fmaxf(fabsf(v[0]), fabsf(v[1])), fmaxf(fabsf(v[2]), fabsf(v[3]))),
                                            fmaxf(fmaxf(fabsf(v[4]), fabsf(v[5])), fmaxf(fabsf(v[6]), fabsf(v[7])))));
   const float inverse = largest > 0.0f ? __fdividef(LARGEST_ROUNDED, largest) : 0.0f;
   const float scale = largest * (1.0f / LARGEST_ROUNDED);
-  // 1.5 * 2^23 has room for a signed number in its lowest bits: adding it rounds, without a conversion.
-  constexpr float ROUNDER = 12582912.0f;
-  int q[8], sum = (int)(0u - 8u * 0x4b400000u);
+  // 1.5 * 2^23 has room for a signed number in its lowest bits: adding it rounds, without a conversion. q = 256 high + low with
+  // both signed; of q + 128 the second byte is high, and the first one low + 128.
+  constexpr float ROUNDER = 12582912.0f + 128.0f;
+  int q[8], sum = (int)(0u - 8u * (0x4b400000u + 128u));
 #pragma unroll
   for (int e = 0; e < 8; ++e) {
     q[e] = __float_as_int(__fmaf_rn(v[e], inverse, ROUNDER));
@@ -38,19 +40,15 @@ __device__ __forceinline__ void round_chunk(const float (&v)[8], u8* planes, flo
   }
 #pragma unroll
   for (int bit = 1; bit < 8; bit *= 2) sum += __shfl_xor_sync(~0u, sum, bit);
-  uint2 high, low;
-  // q = 256 high + low with both signed: low is the lowest byte, high the next one of q + 128.
-  auto pack = [&](int a, int b, int c, int d, u32 selector) {
-    return __byte_perm(__byte_perm(a, b, selector), __byte_perm(c, d, selector), 0x5410);
+  const auto pack = [&](int first, u32 selector) {
+    return __byte_perm(__byte_perm(q[first], q[first + 2], selector), __byte_perm(q[first + 4], q[first + 6], selector), 0x5410);
   };
-  low.x = pack(q[0], q[2], q[4], q[6], 0x0040);
-  low.y = pack(q[1], q[3], q[5], q[7], 0x0040);
-  high.x = pack(q[0] + 128, q[2] + 128, q[4] + 128, q[6] + 128, 0x0051);
-  high.y = pack(q[1] + 128, q[3] + 128, q[5] + 128, q[7] + 128, 0x0051);
+  const uint2 high = make_uint2(pack(0, 0x0051), pack(1, 0x0051));
+  const uint2 low = make_uint2(pack(0, 0x0040) ^ 0x80808080u, pack(1, 0x0040) ^ 0x80808080u);
   const int group = lane / 8, piece = lane % 8;
   *(uint2*)(planes + group * 128 + piece * 8) = high;
   *(uint2*)(planes + group * 128 + 64 + piece * 8) = low;
-  if (piece == 0) factors[group] = make_float2(scale, scale * (float)sum);
+  if (piece == 0) factors[group] = make_float2(scale * times, scale * (float)sum * times);
 }
 
 // One row's chunk as the right operand: of the columns, this lane has plane `lane / 4 % 2` of group `lane / 8`.
@@ -204,11 +202,12 @@ template <int ROWS_, int K_, int BITS_, int WARPS_, int TILES_, int MOST_SLOTS> 
   static constexpr int EACH = ceil_div(PER_BLOCK, LANES);  // tiles of a warp
   static constexpr int BYTES = chunk_bytes<BITS>();
   static constexpr int OPERAND = ROWS * (PLANES + FACTORS);
+  static constexpr int OPERANDS_COUNT = ROWS == 1 ? WARPS : CHUNKS;  // of a batch the warps of a chunk share one
   static constexpr int WAVE = PER_BLOCK < 4 * LANES ? PER_BLOCK : 4 * LANES;  // tiles between two sums
   static constexpr int BUFFERS = PER_BLOCK > WAVE && ROWS == 1 ? 2 : 1;
   static constexpr int PRODUCTS = CHUNKS * WAVE * TILE * ROWS;  // f32, of one buffer
   __host__ __device__ static constexpr int bytes(int slots) {
-    return WARPS * (slots * (BYTES + 8) + OPERAND) + BUFFERS * PRODUCTS * 4 + WARPS * ROWS * 4;
+    return WARPS * slots * (BYTES + 8) + OPERANDS_COUNT * OPERAND + BUFFERS * PRODUCTS * 4 + WARPS * ROWS * 4;
   }
   __host__ __device__ static constexpr int fitting(int slots) { return slots > 1 && bytes(slots) > SHARED_LIMIT ? fitting(slots - 1) : slots; }
   static constexpr int SLOTS_ = fitting(EACH < MOST_SLOTS ? EACH : MOST_SLOTS);
@@ -216,7 +215,7 @@ template <int ROWS_, int K_, int BITS_, int WARPS_, int TILES_, int MOST_SLOTS> 
   static constexpr bool WHOLE = PER_BLOCK <= WAVE && EACH <= SLOTS_;  // all tiles are in shared memory at once
   // Where things are.
   static constexpr int OPERANDS = WARPS * SLOTS_ * BYTES;
-  static constexpr int SUMS = OPERANDS + WARPS * OPERAND;
+  static constexpr int SUMS = OPERANDS + OPERANDS_COUNT * OPERAND;
   static constexpr int SQUARES = SUMS + BUFFERS * PRODUCTS * 4;
   static constexpr int BARRIERS = SQUARES + WARPS * ROWS * 4;
   static_assert(BARRIERS % 8 == 0, "barriers are 8 bytes each");
@@ -243,7 +242,7 @@ __device__ __forceinline__ void project(u8* shared, const u8* matrix, int first,
   const int chunk = warp % CHUNKS, tile_lane = warp / CHUNKS;
   const bool works = S::WARPS == CHUNKS * LANES || warp < CHUNKS * LANES;
   const u8* own = shared + warp * SLOTS_ * BYTES;
-  u8* planes = shared + S::OPERANDS + warp * S::OPERAND;
+  u8* planes = shared + S::OPERANDS + (ROWS == 1 ? warp : chunk) * S::OPERAND;
   float2* factors = (float2*)(planes + ROWS * PLANES);
   float* products = (float*)(shared + S::SUMS);
   float* squares = (float*)(shared + S::SQUARES);
@@ -264,40 +263,32 @@ __device__ __forceinline__ void project(u8* shared, const u8* matrix, int first,
 #pragma unroll 1
   for (int row0 = ROWS == 1 ? 0 : blockIdx.y * ROWS; row0 < all_rows; row0 += ROWS * gridDim.y) {
   const int rows = ROWS == 1 ? 1 : min(all_rows - row0, ROWS);
-  float scale = 1.0f;
-  if constexpr (has_factor<Factor>) {
-    if (works && lane < 4 * rows) scale = factor(row0 + lane / 4, chunk * 4 + lane % 4);
-  }
   // Result o of a wave is row o % ROWS, matrix row o / ROWS: a thread has the same row all the time.
   const int result_row = threadIdx.x % ROWS;
   const bool has_row = ROWS == 1 || result_row < rows;
   const float early = has_row && (int)threadIdx.x < total * TILE * ROWS ? prior(row0 + result_row, first * TILE + threadIdx.x / ROWS) : 0.0f;
   float squared = 0.0f;  // of this lane's inputs of one row
   if (works) {
-#pragma unroll(ROWS == 1 ? 1 : 4)
-    for (int row = 0; row < (ROWS == 1 ? 1 : rows); ++row) {
-      float v[8];
+    // In a batch, the warps of a chunk share its rows.
+#pragma unroll(ROWS == 1 ? 1 : 2)
+    for (int row = ROWS == 1 ? 0 : tile_lane; row < (ROWS == 1 ? 1 : rows); row += ROWS == 1 ? 1 : LANES) {
+      float times = 1.0f, v[8];
+      if constexpr (has_factor<Factor>) times = factor(row0 + row, chunk * 4 + lane / 8);
       load(row0 + row, k, v);
       if (NORM) {
         squared = 0.0f;
 #pragma unroll
         for (int e = 0; e < 8; ++e) squared = __fmaf_rn(v[e], v[e], squared), v[e] *= w[e];
-        if (ROWS > 1 && tile_lane == 0) {
+        if (ROWS > 1) {
           squared = lanes_sum<32>(squared);
-          if (lane == 0) squares[warp * ROWS + row] = squared;
+          if (lane == 0) squares[chunk * ROWS + row] = squared;
         }
       }
-      round_chunk(v, planes + row * PLANES, factors + row * 4, lane);
+      round_chunk(v, times, planes + row * PLANES, factors + row * 4, lane);
     }
   }
-  __syncwarp();
-  if constexpr (has_factor<Factor>) {
-    if (works && lane < 4 * rows) {
-      float2& at = factors[lane];
-      at = make_float2(at.x * scale, at.y * scale);
-    }
-    __syncwarp();
-  }
+  if (ROWS > 1 && LANES > 1) __syncthreads();
+  else __syncwarp();
   OneRow one;
   EightRows eight;
   if constexpr (ROWS == 1) one.load(planes, factors, lane);
