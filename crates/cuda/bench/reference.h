@@ -33,7 +33,7 @@ static void check_stages(int position) {
   auto half = [](u16 h) { const int e = h >> 10 & 31, m = h & 1023; const double v = e ? ldexp(1024 + m, e - 25) : ldexp(m, -24); return h >> 15 ? -v : v; };
   run_step(false, 1, 0, [&](const char* name) {
     const std::string n = name; CK(cudaStreamSynchronize(stream)); CK(cudaGetLastError());
-    if (n == "embed") { std::vector<float> want; struct { } unused; (void)unused; std::vector<float> e1(HIDDEN); std::vector<float> got = down(x, HIDDEN);
+    if (n == "embed") { std::vector<float> want, got = down(x, HIDDEN);
       std::vector<u32> w(HIDDEN / 8), p(HIDDEN / GROUP); CK(cudaMemcpy(w.data(), embed_words + (u64)now.token[0] * (HIDDEN / 8), HIDDEN / 2, cudaMemcpyDeviceToHost)); CK(cudaMemcpy(p.data(), embed_pairs + (u64)now.token[0] * (HIDDEN / GROUP), HIDDEN / 16, cudaMemcpyDeviceToHost));
       for (int i = 0; i < HIDDEN; ++i) { float s, b; u32 sb = p[i / 64] << 16, bb = p[i / 64] & 0xffff0000u; memcpy(&s, &sb, 4); memcpy(&b, &bb, 4); want.push_back(s * (w[i / 8] >> i % 8 * 4 & 15) + b); }
       compare(n, got, want, 1e-6);

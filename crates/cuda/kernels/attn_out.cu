@@ -1,7 +1,7 @@
 // attn_out: o_proj, added to the residual stream.
 //
 // Split: one tile of 16 rows a block, one chunk of the 4096 inputs a warp: 128 blocks of 512 threads.
-// Reads 4.7 MB: 1.0 us at 4.6 TB/s, all of it (37 KB a block) on its way before the wait.
+// Reads 4.7 MB: 1.0 us at 4.6 TB/s, all of it (37 KB a block) on its way before the wait. Reached: 2.4 us.
 #include "tiles.cuh"
 
 constexpr int TILES = HIDDEN / TILE;

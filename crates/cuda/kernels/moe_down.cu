@@ -3,10 +3,10 @@
 // Split, one row: one tile of 16 rows a block, an expert a warp with all of its 512 inputs: 128 blocks of 288 threads.
 // Reads 5.3 MB: 1.2 us at 4.6 TB/s. Which experts is known as soon as moe_up has chosen; a block therefore looks for the
 // choice's tag before its wait, and its weights (41 KB) arrive while moe_up still multiplies.
+// Reached: 4.2 us.
 //
 // A batch: two blocks a multiprocessor, each with an even run of all items (up to eight rows of one expert) by eight tiles, a warp
-// a tile; moe_sum then adds each row's
-// nine products, in the order of the row's choice, as the block for one row does.
+// a tile; moe_sum then adds each row's nine products, in the order of the row's choice, as the block for one row does.
 #include "tiles.cuh"
 #include "choice.cuh"
 

@@ -211,6 +211,9 @@ template <int ROWS_, int K_, int BITS_, int WARPS_, int TILES_, int MOST_SLOTS> 
   }
   __host__ __device__ static constexpr int fitting(int slots) { return slots > 1 && bytes(slots) > SHARED_LIMIT ? fitting(slots - 1) : slots; }
   static constexpr int SLOTS_ = fitting(EACH < MOST_SLOTS ? EACH : MOST_SLOTS);
+  // What is asked for before the wait. More stands in the way of what the kernels at work still have to read: the third of the
+  // input projections' three chunks costs them more than its absence costs here.
+  static constexpr int EARLY = SLOTS_ < 2 ? SLOTS_ : 2;
   static constexpr int SHARED = bytes(SLOTS_);
   static constexpr bool WHOLE = PER_BLOCK <= WAVE && EACH <= SLOTS_;  // all tiles are in shared memory at once
   // Where things are.
@@ -253,124 +256,126 @@ __device__ __forceinline__ void project(u8* shared, const u8* matrix, int first,
   Stream<BYTES, SLOTS_> stream(own, (const u64*)(shared + S::BARRIERS) + warp * SLOTS_, lane);
   const auto exists = [&](int i) { return tile_lane + i * LANES < all; };
 #pragma unroll
-  for (int i = 0; i < SLOTS_; ++i) stream.start(i, from + i * STRIDE, exists(i), lane);
+  for (int i = 0; i < S::EARLY; ++i) stream.start(i, from + i * STRIDE, exists(i), lane);
   const int k = chunk * CHUNK + lane * 8;
   float w[8];
   if (NORM) load8(norm, k, S::K, w);
   wait_predecessors();
 
+#pragma unroll
+  for (int i = S::EARLY; i < SLOTS_; ++i) stream.start(i, from + i * STRIDE, exists(i), lane);
   begin();
 #pragma unroll 1
   for (int row0 = ROWS == 1 ? 0 : blockIdx.y * ROWS; row0 < all_rows; row0 += ROWS * gridDim.y) {
-  const int rows = ROWS == 1 ? 1 : min(all_rows - row0, ROWS);
-  // Result o of a wave is row o % ROWS, matrix row o / ROWS: a thread has the same row all the time.
-  const int result_row = threadIdx.x % ROWS;
-  const bool has_row = ROWS == 1 || result_row < rows;
-  const float early = has_row && (int)threadIdx.x < total * TILE * ROWS ? prior(row0 + result_row, first * TILE + threadIdx.x / ROWS) : 0.0f;
-  float squared = 0.0f;  // of this lane's inputs of one row
-  if (works) {
-    // In a batch, the warps of a chunk share its rows.
+    const int rows = ROWS == 1 ? 1 : min(all_rows - row0, ROWS);
+    // Result o of a wave is row o % ROWS, matrix row o / ROWS: a thread has the same row all the time.
+    const int result_row = threadIdx.x % ROWS;
+    const bool has_row = ROWS == 1 || result_row < rows;
+    const float early = has_row && (int)threadIdx.x < total * TILE * ROWS ? prior(row0 + result_row, first * TILE + threadIdx.x / ROWS) : 0.0f;
+    float squared = 0.0f;  // of this lane's inputs of one row
+    if (works) {
+      // In a batch, the warps of a chunk share its rows.
 #pragma unroll(ROWS == 1 ? 1 : 2)
-    for (int row = ROWS == 1 ? 0 : tile_lane; row < (ROWS == 1 ? 1 : rows); row += ROWS == 1 ? 1 : LANES) {
-      float times = 1.0f, v[8];
-      if constexpr (has_factor<Factor>) times = factor(row0 + row, chunk * 4 + lane / 8);
-      load(row0 + row, k, v);
-      if (NORM) {
-        squared = 0.0f;
+      for (int row = ROWS == 1 ? 0 : tile_lane; row < (ROWS == 1 ? 1 : rows); row += ROWS == 1 ? 1 : LANES) {
+        float times = 1.0f, v[8];
+        if constexpr (has_factor<Factor>) times = factor(row0 + row, chunk * 4 + lane / 8);
+        load(row0 + row, k, v);
+        if (NORM) {
+          squared = 0.0f;
 #pragma unroll
-        for (int e = 0; e < 8; ++e) squared = __fmaf_rn(v[e], v[e], squared), v[e] *= w[e];
-        if (ROWS > 1) {
-          squared = lanes_sum<32>(squared);
-          if (lane == 0) squares[chunk * ROWS + row] = squared;
+          for (int e = 0; e < 8; ++e) squared = __fmaf_rn(v[e], v[e], squared), v[e] *= w[e];
+          if (ROWS > 1) {
+            squared = lanes_sum<32>(squared);
+            if (lane == 0) squares[chunk * ROWS + row] = squared;
+          }
+        }
+        round_chunk(v, times, planes + row * PLANES, factors + row * 4, lane);
+      }
+    }
+    if (ROWS > 1 && LANES > 1) __syncthreads();
+    else __syncwarp();
+    OneRow one;
+    EightRows eight;
+    if constexpr (ROWS == 1) one.load(planes, factors, lane);
+    else eight.load([&](int row) { return planes + row * PLANES; }, [&](int row) { return factors + row * 4; }, rows, lane);
+
+    // The product of this warp's tile i, which lies in `slot`, to its place among the sums.
+    const auto multiply = [&](const u8* weights, float* out) {
+      if constexpr (ROWS == 1) {
+        const float product = chunk_product<S::BITS>(weights, one, lane);
+        if (has_result(lane)) out[result_place(lane)] = product;
+      } else {
+        float low[2], high[2];
+        Weights<S::BITS> fragment;
+        fragment.load(weights, lane);
+        chunk_product<S::BITS>(fragment, weights + BYTES - PARAMETERS, eight, rows, lane, low, high);
+#pragma unroll
+        for (int n = 0; n < 2; ++n) {
+          if (4 * n >= rows) break;
+          out[(4 * n + lane % 4) * TILE + lane / 4] = low[n];
+          out[(4 * n + lane % 4) * TILE + lane / 4 + 8] = high[n];
         }
       }
-      round_chunk(v, times, planes + row * PLANES, factors + row * 4, lane);
-    }
-  }
-  if (ROWS > 1 && LANES > 1) __syncthreads();
-  else __syncwarp();
-  OneRow one;
-  EightRows eight;
-  if constexpr (ROWS == 1) one.load(planes, factors, lane);
-  else eight.load([&](int row) { return planes + row * PLANES; }, [&](int row) { return factors + row * 4; }, rows, lane);
-
-  // The product of this warp's tile i, which lies in `slot`, to its place among the sums.
-  const auto multiply = [&](const u8* weights, float* out) {
-    if constexpr (ROWS == 1) {
-      const float product = chunk_product<S::BITS>(weights, one, lane);
-      if (has_result(lane)) out[result_place(lane)] = product;
-    } else {
-      float low[2], high[2];
-      Weights<S::BITS> fragment;
-      fragment.load(weights, lane);
-      chunk_product<S::BITS>(fragment, weights + BYTES - PARAMETERS, eight, rows, lane, low, high);
+    };
+    float inverse = 1.0f;
+    const auto finish = [&](const float* sums, int start, int wave) {
+      if (!has_row) return;
+      if (NORM && start == 0) {
+        float total = squares[result_row];
 #pragma unroll
-      for (int n = 0; n < 2; ++n) {
-        if (4 * n >= rows) break;
-        out[(4 * n + lane % 4) * TILE + lane / 4] = low[n];
-        out[(4 * n + lane % 4) * TILE + lane / 4 + 8] = high[n];
+        for (int c = 1; c < CHUNKS; ++c) total += squares[c * ROWS + result_row];
+        inverse = rsqrtf(total * (1.0f / S::K) + RMS_EPS);
       }
-    }
-  };
-  float inverse = 1.0f;
-  const auto finish = [&](const float* sums, int start, int wave) {
-    if (!has_row) return;
-    if (NORM && start == 0) {
-      float total = squares[result_row];
-#pragma unroll
-      for (int c = 1; c < CHUNKS; ++c) total += squares[c * ROWS + result_row];
-      inverse = rsqrtf(total * (1.0f / S::K) + RMS_EPS);
-    }
 #pragma unroll 1
-    for (int o = threadIdx.x; o < wave * TILE * ROWS; o += S::WARPS * 32) {
-      const int n = o / ROWS, at_row = (first + start) * TILE + n;
-      const float* at = sums + (n / TILE * ROWS + result_row) * TILE + n % TILE;
-      float sum = at[0];
+      for (int o = threadIdx.x; o < wave * TILE * ROWS; o += S::WARPS * 32) {
+        const int n = o / ROWS, at_row = (first + start) * TILE + n;
+        const float* at = sums + (n / TILE * ROWS + result_row) * TILE + n % TILE;
+        float sum = at[0];
 #pragma unroll
-      for (int c = 1; c < CHUNKS; ++c) sum += at[c * S::WAVE * TILE * ROWS];
-      if (NORM) sum *= inverse;
-      store(row0 + result_row, at_row, sum, start == 0 && o == (int)threadIdx.x ? early : prior(row0 + result_row, at_row));
-    }
-  };
-  // One row's sum of squares is nothing that its products wait for.
-  const auto squares_of_one = [&] {
-    if (!NORM || ROWS > 1 || tile_lane) return;
-    squared = lanes_sum<32>(squared);
-    if (works && lane == 0) squares[warp] = squared;
-  };
-  float* own_products = products + (chunk * S::WAVE + tile_lane) * TILE * ROWS;
-  if constexpr (S::WHOLE) {
+        for (int c = 1; c < CHUNKS; ++c) sum += at[c * S::WAVE * TILE * ROWS];
+        if (NORM) sum *= inverse;
+        store(row0 + result_row, at_row, sum, start == 0 && o == (int)threadIdx.x ? early : prior(row0 + result_row, at_row));
+      }
+    };
+    // One row's sum of squares is nothing that its products wait for.
+    const auto squares_of_one = [&] {
+      if (!NORM || ROWS > 1 || tile_lane) return;
+      squared = lanes_sum<32>(squared);
+      if (works && lane == 0) squares[warp] = squared;
+    };
+    float* own_products = products + (chunk * S::WAVE + tile_lane) * TILE * ROWS;
+    if constexpr (S::WHOLE) {
 #pragma unroll
-    for (int i = 0; i < S::EACH; ++i) {
-      if (tile_lane + i * LANES < all) {
-        stream.wait(i, 0);
-        multiply(own + i * BYTES, own_products + i * LANES * TILE * ROWS);
+      for (int i = 0; i < S::EACH; ++i) {
+        if (tile_lane + i * LANES < all) {
+          stream.wait(i, 0);
+          multiply(own + i * BYTES, own_products + i * LANES * TILE * ROWS);
+        }
+        if (!BULK_COPIES) copies_commit();
       }
-      if (!BULK_COPIES) copies_commit();
-    }
-    squares_of_one();
-    __syncthreads();
-    finish(products, 0, total);
-    if (ROWS > 1) __syncthreads();
-  } else {
-    squares_of_one();
-    int i = 0, slot = 0, buffer = 0;
-    u32 turn = 0;
-    for (int start = 0; start < total; start += S::WAVE) {
-      const int end = min(start + S::WAVE, total);
-      for (; tile_lane + i * LANES < min(end, all); ++i) {
-        stream.wait(slot, turn);
-        multiply(own + slot * BYTES, own_products + buffer * S::PRODUCTS + (i * LANES - start) * TILE * ROWS);
-        __syncwarp();
-        stream.start(slot, from + (u64)(i + SLOTS_) * STRIDE, exists(i + SLOTS_), lane);
-        if (++slot == SLOTS_) slot = 0, ++turn;
-      }
+      squares_of_one();
       __syncthreads();
-      finish(products + buffer * S::PRODUCTS, start, end - start);
-      if (S::BUFFERS == 1) __syncthreads();
-      else buffer ^= 1;
+      finish(products, 0, total);
+      if (ROWS > 1) __syncthreads();
+    } else {
+      squares_of_one();
+      int i = 0, slot = 0, buffer = 0;
+      u32 turn = 0;
+      for (int start = 0; start < total; start += S::WAVE) {
+        const int end = min(start + S::WAVE, total);
+        for (; tile_lane + i * LANES < min(end, all); ++i) {
+          stream.wait(slot, turn);
+          multiply(own + slot * BYTES, own_products + buffer * S::PRODUCTS + (i * LANES - start) * TILE * ROWS);
+          __syncwarp();
+          stream.start(slot, from + (u64)(i + SLOTS_) * STRIDE, exists(i + SLOTS_), lane);
+          if (++slot == SLOTS_) slot = 0, ++turn;
+        }
+        __syncthreads();
+        finish(products + buffer * S::PRODUCTS, start, end - start);
+        if (S::BUFFERS == 1) __syncthreads();
+        else buffer ^= 1;
+      }
     }
-  }
-  if (!S::WHOLE || ROWS == 1) break;
+    if (!S::WHOLE || ROWS == 1) break;
   }
 }
