@@ -75,7 +75,16 @@ impl FastPass {
                     delta_in::fast(machine, mixer, &layer.input_norm, eps, x, &mut w.normed, projections);
                     let inputs = delta_core::Inputs { qkv: &w.qkv, z: &w.z, b: &w.b, a: &w.a };
                     let weights = delta_core::FastWeights { weights: mixer, taps: &taps[index], eps };
-                    delta_core::fast(machine, delta, weights, inputs, index, segments, &mut w.delta);
+                    delta_core::fast(
+                        machine,
+                        delta,
+                        weights,
+                        inputs,
+                        index,
+                        segments,
+                        &mut w.delta_work,
+                        &mut w.delta,
+                    );
                     delta_out::fast(machine, mixer, &w.delta, product, x);
                 }
                 Mixer::Attention(mixer) => {

@@ -9,6 +9,7 @@ use lily_model::geometry::Geometry;
 use crate::fast::Activations;
 use crate::kernels::attention::Partial;
 use crate::memory::grow;
+use crate::stages::delta_core::WorkList;
 use crate::stages::moe_down;
 use crate::stages::moe_route::Routing;
 
@@ -31,6 +32,8 @@ pub struct Workspace {
     pub b: Vec<f32>,
     /// `[rows, value_heads]`.
     pub a: Vec<f32>,
+    /// The sequences of `delta_core`.
+    pub delta_work: WorkList,
     /// What `delta_core` leaves, `[rows, value_width]`.
     pub delta: Activations,
     /// `attn_in` to `attn_core`: `[rows, heads * head_dim]`.

@@ -389,9 +389,13 @@ impl Cache {
     }
 
     fn with<R>(&self, body: impl FnOnce(&KvPages<'_, f16>) -> R) -> R {
-        let keys: Vec<&[f16]> = self.keys.iter().map(Vec::as_slice).collect();
-        let values: Vec<&[f16]> = self.values.iter().map(Vec::as_slice).collect();
-        body(&KvPages { keys: &keys, values: &values, page_positions: Cache::PAGE, head_dim: Cache::DIM })
+        body(&KvPages {
+            pages: self.keys.len(),
+            keys: &|page| &self.keys[page],
+            values: &|page| &self.values[page],
+            page_positions: Cache::PAGE,
+            head_dim: Cache::DIM,
+        })
     }
 
     fn queries(queries: &[f32], first: usize, tokens: std::ops::Range<usize>, heads: usize) -> Queries<'_> {
@@ -468,7 +472,8 @@ fn attention_reads_f32_and_bf16_caches() {
         let small: Vec<f32> = (0..64 * 16).map(|_| (random.next() % 16) as f32 / 8.0 - 1.0).collect();
         let page: Vec<T> = small.iter().map(|&v| element(v)).collect();
         let query = random.normals(3 * 16);
-        let kv = KvPages { keys: &[&page], values: &[&page], page_positions: 64, head_dim: 16 };
+        let pages = |_| &page[..];
+        let kv = KvPages { pages: 1, keys: &pages, values: &pages, page_positions: 64, head_dim: 16 };
         let queries = Queries {
             data: Strided { data: &query, stride: 48 },
             tokens: 1,

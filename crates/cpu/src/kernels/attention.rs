@@ -73,12 +73,14 @@ impl KvElement for bf16 {
 }
 
 /// The keys and values of one KV head.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub struct KvPages<'a, T> {
-    /// Keys of each page, `[page_positions, head_dim]`.
-    pub keys: &'a [&'a [T]],
-    /// Values, like the keys.
-    pub values: &'a [&'a [T]],
+    /// Number of pages.
+    pub pages: usize,
+    /// Keys of a page, `[page_positions, head_dim]`.
+    pub keys: &'a (dyn Fn(usize) -> &'a [T] + Sync),
+    /// Values of a page, like the keys.
+    pub values: &'a (dyn Fn(usize) -> &'a [T] + Sync),
     /// Positions of a page; divides [`SPAN_POSITIONS`], and sixteen divides it.
     pub page_positions: usize,
     /// Elements of a key and of a value; sixteen divides it.
@@ -182,12 +184,7 @@ fn check<T>(kv: &KvPages<'_, T>, queries: &Queries<'_>) {
     assert!(page_positions > 0 && page_positions.is_multiple_of(LANES) && page_positions <= MAX_PAGE);
     assert!(SPAN_POSITIONS.is_multiple_of(page_positions) && head_dim > 0 && head_dim.is_multiple_of(LANES));
     let pages = (queries.first_position + queries.tokens).div_ceil(page_positions);
-    assert!(
-        kv.keys.len() >= pages && kv.values.len() >= pages,
-        "the cache is shorter than the queries' positions"
-    );
-    let elements = page_positions * head_dim;
-    assert!(kv.keys[..pages].iter().chain(&kv.values[..pages]).all(|page| page.len() >= elements));
+    assert!(kv.pages >= pages, "the cache is shorter than the queries' positions");
     let last = queries.tokens.saturating_sub(1) * queries.data.stride + queries.heads * head_dim;
     assert!(queries.tokens == 0 || queries.data.data.len() >= last, "queries are missing");
 }
@@ -243,8 +240,8 @@ thread_local! {
 }
 
 /// Query rows `first..first + count` against one span.
-struct Span<'a, T> {
-    kv: &'a KvPages<'a, T>,
+struct Span<'a, 'kv, T> {
+    kv: &'a KvPages<'kv, T>,
     queries: &'a Queries<'a>,
     first: usize,
     count: usize,
@@ -253,7 +250,7 @@ struct Span<'a, T> {
     to: &'a mut Partial,
 }
 
-impl<T: KvElement> Kernel for Span<'_, T> {
+impl<T: KvElement> Kernel for Span<'_, '_, T> {
     type Output = ();
 
     #[inline(always)]
@@ -276,9 +273,11 @@ impl<T: KvElement> Kernel for Span<'_, T> {
             let start = page * positions;
             // How many of the page's positions row `i` sees.
             let seen = |i: usize| row_positions(i).saturating_sub(start).min(positions);
-            let (keys, values) = (kv.keys[page], kv.values[page]);
+            let (keys, values) = ((kv.keys)(page), (kv.values)(page));
+            assert!(keys.len() >= positions * dim && values.len() >= positions * dim, "a page is too short");
             let most = seen(count - 1);
-            let upcoming = Upcoming { keys: kv.keys.get(page + 1).map_or(keys, |next| next), values };
+            let next = if page + 1 < end { (kv.keys)(page + 1) } else { keys };
+            let upcoming = Upcoming { keys: next, values };
             // SAFETY: rows, pages and scratch have the sizes that are read and written.
             unsafe {
                 page_scores::<S, T>(&rows, count, keys, most, dim, queries.scale, scores, upcoming);

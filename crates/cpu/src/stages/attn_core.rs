@@ -66,45 +66,6 @@ pub struct FastQueries<'a> {
     pub query_and_gate: &'a [f32],
 }
 
-/// One sequence's cache in one layer, as the kernels take it.
-struct Cache<'a> {
-    /// Keys of each page, all pages of KV head 0, then of head 1, ...
-    keys: Vec<&'a [f16]>,
-    /// Values, like the keys.
-    values: Vec<&'a [f16]>,
-    pages: usize,
-    first_position: usize,
-    rows: std::ops::Range<usize>,
-}
-
-impl<'a> Cache<'a> {
-    fn new(geometry: &AttentionGeometry, layer: usize, segment: &'a Segment<'_>) -> Cache<'a> {
-        let first_position = segment.sequence.length;
-        let pages = (first_position + segment.rows.len()).div_ceil(PAGE_TOKENS);
-        let cache = segment.sequence.layers[layer].attention();
-        let each = |page: fn(&'a crate::kv_cache::KvCache, usize, usize) -> &'a [f16]| {
-            (0..geometry.kv_heads * pages).map(|i| page(cache, i % pages, i / pages)).collect()
-        };
-        Cache {
-            keys: each(|cache, page, head| cache.page_keys(page, head)),
-            values: each(|cache, page, head| cache.page_values(page, head)),
-            pages,
-            first_position,
-            rows: segment.rows.clone(),
-        }
-    }
-
-    fn of_head(&'a self, geometry: &AttentionGeometry, kv_head: usize) -> KvPages<'a, f16> {
-        let range = kv_head * self.pages..(kv_head + 1) * self.pages;
-        KvPages {
-            keys: &self.keys[range.clone()],
-            values: &self.values[range],
-            page_positions: PAGE_TOKENS,
-            head_dim: geometry.head_dim,
-        }
-    }
-}
-
 /// Fast form for all sequences of a pass: `out` is `[rows, heads * head_dim]`, `spans` scratch.
 ///
 /// A prompt is shared out by tokens and KV heads. A decode step has one token per sequence, so its context is
@@ -119,14 +80,13 @@ pub fn fast(
     out: &mut Activations,
 ) {
     let width = geometry.heads * geometry.head_dim;
-    let caches: Vec<Cache<'_>> =
-        segments.iter().map(|segment| Cache::new(geometry, layer, segment)).collect();
+    let attention = Attention { geometry, layer, q: queries.q };
     let rows = out.writer().values();
-    if caches.iter().all(|cache| cache.rows.len() == 1) {
-        decode(machine, geometry, &caches, queries.q, spans, rows);
+    if segments.iter().all(|segment| segment.rows.len() == 1) {
+        attention.decode(machine, segments, spans, rows);
     } else {
-        for cache in &caches {
-            prefill(machine, geometry, cache, queries.q, rows);
+        for segment in segments {
+            attention.prefill(machine, segment, rows);
         }
     }
     out.fill(machine, |row, out| {
@@ -137,71 +97,98 @@ pub fn fast(
     });
 }
 
-/// The queries of `tokens` tokens from `first` on (counted in the sequence's rows) for one KV head.
-fn queries_of<'a>(
-    geometry: &AttentionGeometry,
-    cache: &Cache<'_>,
+/// What all tasks of a pass read.
+#[derive(Clone, Copy)]
+struct Attention<'a> {
+    geometry: &'a AttentionGeometry,
+    layer: usize,
+    /// `[rows, heads * head_dim]`.
     q: &'a [f32],
-    kv_head: usize,
-    first: usize,
-    tokens: usize,
-) -> Queries<'a> {
-    let heads = geometry.heads / geometry.kv_heads;
-    let width = geometry.heads * geometry.head_dim;
-    let start = (cache.rows.start + first) * width + kv_head * heads * geometry.head_dim;
-    Queries {
-        data: Strided { data: &q[start..], stride: width },
-        tokens,
-        heads,
-        first_position: cache.first_position + first,
-        scale: 1.0 / (geometry.head_dim as f32).sqrt(),
-    }
 }
 
-fn prefill(machine: &Machine, geometry: &AttentionGeometry, cache: &Cache<'_>, q: &[f32], out: OutRows<'_>) {
-    let group = geometry.heads / geometry.kv_heads * geometry.head_dim;
-    let blocks = cache.rows.len().div_ceil(TOKEN_BLOCK);
-    machine.pool.for_each(blocks * geometry.kv_heads, |task| {
-        let kv_head = task % geometry.kv_heads;
-        // The latest tokens see most: first, so that no thread is left with a long one.
-        let first = (blocks - 1 - task / geometry.kv_heads) * TOKEN_BLOCK;
-        let tokens = TOKEN_BLOCK.min(cache.rows.len() - first);
-        let queries = queries_of(geometry, cache, q, kv_head, first, tokens);
-        let out = out.from_row(cache.rows.start + first);
-        // SAFETY: each block of tokens and each KV head's columns are one task's.
-        unsafe { attend(machine.isa, &cache.of_head(geometry, kv_head), &queries, out, kv_head * group) };
-    });
-}
-
-fn decode(
-    machine: &Machine,
-    geometry: &AttentionGeometry,
-    caches: &[Cache<'_>],
-    q: &[f32],
-    spans: &mut Vec<Partial>,
-    out: OutRows<'_>,
-) {
-    let group = geometry.heads / geometry.kv_heads * geometry.head_dim;
-    let per_head = caches.iter().map(|cache| span_count(cache.first_position)).max().unwrap_or(0);
-    let heads = caches.len() * geometry.kv_heads;
-    if spans.len() < heads * per_head {
-        spans.resize_with(heads * per_head, Partial::new);
+impl Attention<'_> {
+    /// Elements of the query heads that share a KV head.
+    fn group(&self) -> usize {
+        self.geometry.heads / self.geometry.kv_heads * self.geometry.head_dim
     }
-    let spans = &mut spans[..heads * per_head];
-    let of = |head: usize| (&caches[head / geometry.kv_heads], head % geometry.kv_heads);
-    machine.pool.for_each_mut(spans, |task, partial| {
-        let (cache, kv_head) = of(task / per_head);
-        let span = task % per_head;
-        if span < span_count(cache.first_position) {
-            let queries = queries_of(geometry, cache, q, kv_head, 0, 1);
-            attend_span(machine.isa, &cache.of_head(geometry, kv_head), &queries, span, partial);
+
+    /// Lets `body` work with the cache of `segment` and `kv_head` and with the queries of `tokens` tokens from
+    /// `first` on, counted in the segment's rows.
+    fn with<R>(
+        &self,
+        segment: &Segment<'_>,
+        kv_head: usize,
+        first: usize,
+        tokens: usize,
+        body: impl FnOnce(&KvPages<'_, f16>, &Queries<'_>) -> R,
+    ) -> R {
+        let AttentionGeometry { heads, kv_heads, head_dim, .. } = *self.geometry;
+        let width = heads * head_dim;
+        let cache = segment.sequence.layers[self.layer].attention();
+        let position = segment.sequence.length + first;
+        let kv = KvPages {
+            pages: (position + tokens).div_ceil(PAGE_TOKENS),
+            keys: &|page| cache.page_keys(page, kv_head),
+            values: &|page| cache.page_values(page, kv_head),
+            page_positions: PAGE_TOKENS,
+            head_dim,
+        };
+        let start = (segment.rows.start + first) * width + kv_head * self.group();
+        let queries = Queries {
+            data: Strided { data: &self.q[start..], stride: width },
+            tokens,
+            heads: heads / kv_heads,
+            first_position: position,
+            scale: 1.0 / (head_dim as f32).sqrt(),
+        };
+        body(&kv, &queries)
+    }
+
+    fn prefill(&self, machine: &Machine, segment: &Segment<'_>, out: OutRows<'_>) {
+        let (kv_heads, group) = (self.geometry.kv_heads, self.group());
+        let blocks = segment.rows.len().div_ceil(TOKEN_BLOCK);
+        machine.pool.for_each(blocks * kv_heads, |task| {
+            let kv_head = task % kv_heads;
+            // The latest tokens see most: first, so that no thread is left with a long one.
+            let first = (blocks - 1 - task / kv_heads) * TOKEN_BLOCK;
+            let tokens = TOKEN_BLOCK.min(segment.rows.len() - first);
+            let out = out.from_row(segment.rows.start + first);
+            self.with(segment, kv_head, first, tokens, |kv, queries| {
+                // SAFETY: each block of tokens and each KV head's columns are one task's.
+                unsafe { attend(machine.isa, kv, queries, out, kv_head * group) };
+            });
+        });
+    }
+
+    fn decode(
+        &self,
+        machine: &Machine,
+        segments: &[Segment<'_>],
+        spans: &mut Vec<Partial>,
+        out: OutRows<'_>,
+    ) {
+        let (kv_heads, group) = (self.geometry.kv_heads, self.group());
+        let spans_of = |segment: &Segment<'_>| span_count(segment.sequence.length);
+        let per_head = segments.iter().map(spans_of).max().unwrap_or(0);
+        let heads = segments.len() * kv_heads;
+        if spans.len() < heads * per_head {
+            spans.resize_with(heads * per_head, Partial::new);
         }
-    });
-    for head in 0..heads {
-        let (cache, kv_head) = of(head);
-        let count = span_count(cache.first_position);
-        // SAFETY: no task runs any more.
-        let out = unsafe { out.row(cache.rows.start, kv_head * group..(kv_head + 1) * group) };
-        merge_spans(machine.isa, &spans[head * per_head..][..count], out);
+        let spans = &mut spans[..heads * per_head];
+        machine.pool.for_each_mut(spans, |task, partial| {
+            let (head, span) = (task / per_head, task % per_head);
+            let segment = &segments[head / kv_heads];
+            if span < spans_of(segment) {
+                self.with(segment, head % kv_heads, 0, 1, |kv, queries| {
+                    attend_span(machine.isa, kv, queries, span, partial);
+                });
+            }
+        });
+        for (head, spans) in spans.chunks(per_head.max(1)).enumerate() {
+            let (segment, kv_head) = (&segments[head / kv_heads], head % kv_heads);
+            // SAFETY: no task runs any more.
+            let out = unsafe { out.row(segment.rows.start, kv_head * group..(kv_head + 1) * group) };
+            merge_spans(machine.isa, &spans[..spans_of(segment)], out);
+        }
     }
 }

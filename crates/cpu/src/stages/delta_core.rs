@@ -166,6 +166,22 @@ pub struct FastWeights<'a> {
     pub eps: f32,
 }
 
+/// What the sequences of a pass bring to it: empty between passes, kept for its memory.
+#[derive(Default)]
+pub struct WorkList(Vec<Work<'static>>);
+
+impl WorkList {
+    /// Lets `body` work with `work`.
+    fn with<'a>(&mut self, work: impl Iterator<Item = Work<'a>>, body: impl FnOnce(&[Work<'a>])) {
+        // What a panic may have left behind.
+        self.0.clear();
+        // SAFETY: what is put in here is taken out again below, or else before anything else is looked at.
+        self.0.extend(work.map(|work| unsafe { std::mem::transmute::<Work<'a>, Work<'static>>(work) }));
+        body(&self.0);
+        self.0.clear();
+    }
+}
+
 /// What one sequence brings to a pass.
 struct Work<'a> {
     rows: std::ops::Range<usize>,
@@ -177,7 +193,7 @@ struct Work<'a> {
 /// Fast form for all sequences of a pass: one task per sequence and key head convolves, normalises and runs the
 /// recurrence for the value heads that read it.
 ///
-/// Advances the states of layer `layer` in `segments`; `out` `[rows, value_width]` is the result.
+/// Advances the states of layer `layer` in `segments`; `out` `[rows, value_width]` is the result, `list` scratch.
 #[allow(clippy::too_many_arguments, reason = "one argument per tensor of the stage")]
 pub fn fast(
     machine: &Machine,
@@ -186,22 +202,22 @@ pub fn fast(
     inputs: Inputs<'_>,
     layer: usize,
     segments: &mut [Segment<'_>],
+    list: &mut WorkList,
     out: &mut Activations,
 ) {
     let per_key_head = geometry.state_elements() / geometry.key_heads;
-    let work: Vec<Work<'_>> = segments
-        .iter_mut()
-        .map(|Segment { sequence, rows }| {
-            let state = sequence.layers[layer].delta_mut();
-            let states = OutRows::new(&mut state.recurrent, per_key_head);
-            Work { rows: rows.clone(), states, tail: &state.tail }
-        })
-        .collect();
+    let work = segments.iter_mut().map(|Segment { sequence, rows }| {
+        let state = sequence.layers[layer].delta_mut();
+        let states = OutRows::new(&mut state.recurrent, per_key_head);
+        Work { rows: rows.clone(), states, tail: &state.tail }
+    });
     let out = out.writer();
-    machine.pool.for_each(work.len() * geometry.key_heads, |task| {
-        let work = &work[task / geometry.key_heads];
-        // SAFETY: each sequence's key head, its states and its columns of the result are one task's.
-        unsafe { advance(machine.isa, geometry, weights, inputs, work, task % geometry.key_heads, &out) };
+    list.with(work, |work| {
+        machine.pool.for_each(work.len() * geometry.key_heads, |task| {
+            let work = &work[task / geometry.key_heads];
+            // SAFETY: each sequence's key head, its states and its columns of the result are one task's.
+            unsafe { advance(machine.isa, geometry, weights, inputs, work, task % geometry.key_heads, &out) };
+        });
     });
     for Segment { sequence, rows } in segments {
         let channels = geometry.conv_channels();
