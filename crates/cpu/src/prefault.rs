@@ -12,6 +12,9 @@ use lily_model::weights::{Blob, Matrix, Mixer, Weights};
 
 use crate::limits::free_bytes;
 
+/// Memory that must be left beside the weights, as a part of them: where it is scarcer, pages that were entered push out
+/// others that are needed.
+const MARGIN: usize = 16;
 /// Bytes between two looks at whether to stop.
 const STEP: usize = 64 << 20;
 
@@ -28,7 +31,7 @@ impl Prefault {
         let stop = Arc::new(AtomicBool::new(false));
         let regions = regions(weights);
         let bytes: usize = regions.iter().map(|region| region.len()).sum();
-        let thread = free_bytes().is_some_and(|free| bytes <= free).then(|| {
+        let thread = free_bytes().is_some_and(|free| bytes + bytes / MARGIN <= free).then(|| {
             let stop = stop.clone();
             let work = move || {
                 let steps = regions.iter().flat_map(|region| region.chunks(STEP));
