@@ -22,12 +22,14 @@
 //!   those of the tokenizer, which is what the model was trained on.
 //! - **White space in JSON is bounded.** A schema allows any amount between two values, and a model that finds
 //!   nothing to say can spend its whole answer on it.
-//! - **Bounds.** The size of a grammar's text, the work of compiling it and the work per step are limited;
-//!   beyond them the grammar is refused, or the request fails with a sentence.
+//! - **Bounds.** The size of a grammar's text, what it may hold (`bounds.rs`), the work of compiling it, the work per
+//!   step and the memory of an answer are limited; beyond them the grammar is refused, or the request fails with a
+//!   sentence.
 //!
 //! Reasoning comes before the grammar: where the prompt ends inside a reasoning block, the text is free until
 //! the block closes, and the grammar begins after it.
 
+mod bounds;
 mod bridge;
 mod compile;
 mod guide;

@@ -323,6 +323,74 @@ fn forced_calls_are_calls_with_valid_arguments() {
     }
 }
 
+/// Definitions of which each refers to the next, all of them `levels` lists deep.
+fn chain(length: usize, levels: usize) -> Value {
+    let nested =
+        |schema: Value| (0..levels).fold(schema, |inner, _| json!({"type": "array", "items": inner}));
+    let definition = |n: usize| (format!("d{n}"), nested(json!({"$ref": format!("#/$defs/d{}", n + 1)})));
+    let mut definitions: serde_json::Map<String, Value> = (0..length).map(definition).collect();
+    definitions.insert(format!("d{length}"), json!({"type": "null"}));
+    json!({"$ref": "#/$defs/d0", "$defs": definitions})
+}
+
+#[test]
+fn grammars_that_would_take_the_machine_are_refused_before_they_do() {
+    let properties = |count: usize| {
+        let member = |n: usize| (format!("p{n}"), json!({"type": "null"}));
+        let members: serde_json::Map<String, Value> = (0..count).map(member).collect();
+        json!({"type": "object", "properties": members})
+    };
+    let rules = |length: usize| {
+        let rules: String = (0..length).map(|n| format!("r{n}: r{}\n", n + 1)).collect();
+        format!("start: r0\n{rules}r{length}: \"a\"\n")
+    };
+    let alternatives = |n: usize| {
+        let member = |m: usize| json!({"properties": {format!("p{n}_{m}"): {"type": "integer"}}});
+        json!({"anyOf": (0..10).map(member).collect::<Vec<_>>()})
+    };
+    let embedded = format!("start: %json {}", json!({"type": "integer", "multipleOf": 99_999}));
+    for (constraint, expected) in [
+        // Chains overflow the compiler's stack, which would end the process.
+        (json(chain(5_000, 2)), "lead too deep"),
+        (json(chain(100, 100)), "lead too deep"),
+        (Constraint::Lark(rules(9_000)), "longer than"),
+        (json(properties(5_000)), "too many properties"),
+        (json(json!({"type": "integer", "multipleOf": 1_000_003})), "multipleOf"),
+        (json(json!({"type": "number", "multipleOf": 1.000_003})), "multipleOf"),
+        (Constraint::Lark(embedded), "multipleOf"),
+        (json(json!({"allOf": (0..8).map(alternatives).collect::<Vec<_>>()})), "too large"),
+    ] {
+        let error = WORLD.engine.submit(request("Hi", false, constraint)).expect_err(expected).to_string();
+        assert!(error.contains(expected), "{error}");
+    }
+    let tool = json!({"name": "f", "parameters": {"type": "object", "properties": {"a": chain(5_000, 2)}}});
+    let choice = ToolChoice { tools: vec![tool], prose: Prose::None, parallel: true };
+    assert!(WORLD.engine.submit(request("Hi", false, Constraint::Tools(choice))).is_err());
+}
+
+#[test]
+fn grammars_at_the_bounds_are_compiled_and_an_answer_comes_to_an_end() {
+    let rules = "((a{1,1000}){1,1000}){1,1000}";
+    let words: Vec<String> = (0..2_000).map(|n| format!("word {n}")).collect();
+    for constraint in [
+        json(chain(2_600, 1)),
+        json(json!({"enum": words})),
+        json(json!({"type": "string", "maxLength": 1_000_000_000})),
+        json(json!({"type": "array", "items": {"type": "null"}, "minItems": 1_000_000})),
+        regex(rules),
+        regex("(.{1,1000}b){1,1000}"),
+        regex(".*a.{40}"),
+    ] {
+        // It may fail on the way, with a sentence; what it may not do is to go on for ever.
+        if let Ok(generation) =
+            WORLD.engine.submit(wild(Request { max_tokens: Some(20), ..request("Hi", false, constraint) }, 1))
+        {
+            let outcome = outcome(generation);
+            assert!(outcome.reason.is_some() || outcome.failure.is_some());
+        }
+    }
+}
+
 #[test]
 fn what_cannot_be_enforced_is_refused_with_the_reason() {
     let refused = |constraint: Constraint| {

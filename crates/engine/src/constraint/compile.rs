@@ -14,22 +14,24 @@ use llguidance::toktrie::{InferenceCapabilities, TokEnv};
 use llguidance::{Matcher, ParserFactory};
 use serde_json::{Value, json};
 
+use super::bounds::{self, MAX_TEXT};
 use super::bridge::Bridge;
 use super::tools;
 use super::{Constraint, ConstraintError, Guide, Subject};
 
-/// The longest text of a grammar, in bytes; a schema counts as it is written without spaces.
-const MAX_TEXT: usize = 512 * 1024;
-
-/// The longest time that compiling may take. `llguidance` counts most of its work and gives up by itself long
-/// before; combining alternatives of a schema is not counted.
+/// The longest time that a client waits for a grammar to be compiled. What `bounds` lets through takes less, on a
+/// machine that has nothing else to do.
 const MAX_TIME: Duration = Duration::from_secs(10);
 
 /// Grammars that may be compiled at once, those given up included: what has run out of time cannot be stopped.
 const MAX_COMPILING: usize = 8;
 
-/// Stack of the compiling thread: the compiler recurses over its input, whose depth the limits above bound.
-const STACK: usize = 64 * 1024 * 1024;
+/// Stack of the compiling thread, of which only what is used takes memory: the compiler recurses over its input, at up
+/// to 8 KB a level, and `bounds` lets through some thousand levels.
+const STACK: usize = 256 * 1024 * 1024;
+
+/// States of a grammar's automaton, of 1 to 2 KB each: the most memory that one answer can take.
+const MAX_STATES: usize = 65_536;
 
 /// Characters of an error message that are passed on; the rest quotes the grammar.
 const MAX_REASON: usize = 300;
@@ -114,19 +116,21 @@ impl Grammars {
                 ParserFactory::new(&bridge, InferenceCapabilities::default(), &slices)
             }));
             let mut factory = made.map_err(|error| brief(&error.to_string()))?;
-            factory.quiet().limits_mut().verbose_errors = false;
+            let limits = factory.quiet().limits_mut();
+            (limits.verbose_errors, limits.max_lexer_states) = (false, MAX_STATES);
             Ok(Arc::new(factory))
         };
         self.factory.get_or_init(make).clone()
     }
 
     fn grammar(&self, constraint: &Constraint) -> Result<TopLevelGrammar, ConstraintError> {
+        let fail = |reason: String| ConstraintError { subject: constraint.subject(), reason };
         let bounded = |text: String| {
-            if text.len() <= MAX_TEXT {
-                return Ok(text);
+            if text.len() > MAX_TEXT {
+                Err(fail(format!("it is longer than {MAX_TEXT} bytes")))
+            } else {
+                Ok(text)
             }
-            let reason = format!("it is longer than {MAX_TEXT} bytes");
-            Err(ConstraintError { subject: constraint.subject(), reason })
         };
         match constraint {
             Constraint::Json { schema, strict } => {
@@ -135,9 +139,13 @@ impl Grammars {
                 Ok(TopLevelGrammar::from_json_schema(with_options(schema, *strict)))
             }
             Constraint::Regex(regex) => {
-                Ok(TopLevelGrammar::from_grammar(GrammarWithLexer::from_regex(&bounded(regex.clone())?)))
+                bounds::check_text(regex).map_err(fail)?;
+                Ok(TopLevelGrammar::from_grammar(GrammarWithLexer::from_regex(regex)))
             }
-            Constraint::Lark(grammar) => Ok(TopLevelGrammar::from_lark(bounded(grammar.clone())?)),
+            Constraint::Lark(grammar) => {
+                bounds::check_text(grammar).map_err(fail)?;
+                Ok(TopLevelGrammar::from_lark(grammar.clone()))
+            }
             Constraint::Tools(choice) => {
                 let marker = |marker: &str| self.tokenizer.token_id(marker);
                 Ok(TopLevelGrammar::from_lark(bounded(tools::grammar(choice, &marker)?)?))
@@ -146,15 +154,13 @@ impl Grammars {
     }
 }
 
-/// A schema is an object or a boolean.
+/// A schema is an object or a boolean, within bounds.
 pub(super) fn check_schema(schema: &Value) -> Result<(), ConstraintError> {
-    match schema {
-        Value::Object(_) | Value::Bool(_) => Ok(()),
-        _ => Err(ConstraintError {
-            subject: Subject::JsonSchema,
-            reason: "a schema is a JSON object, or true or false".to_owned(),
-        }),
-    }
+    let checked = match schema {
+        Value::Object(_) | Value::Bool(_) => bounds::check_schema(schema),
+        _ => Err("a schema is a JSON object, or true or false".to_owned()),
+    };
+    checked.map_err(|reason| ConstraintError { subject: Subject::JsonSchema, reason })
 }
 
 /// `schema` with what `llguidance` is to know about it, unless it says so itself.

@@ -8,6 +8,7 @@ use std::fmt::Write;
 use lily_model::tokenizer::markers::{TOOL_CALL_END, TOOL_CALL_START};
 use serde_json::Value;
 
+use super::bounds;
 use super::compile::{check_schema, with_options};
 use super::text::{Form, form};
 use super::{ConstraintError, Prose, Subject, ToolChoice};
@@ -60,6 +61,7 @@ fn write_function(text: &mut String, index: usize, name: &str, function: &Value)
     let strict = function.get("strict").and_then(Value::as_bool).unwrap_or(false);
     let nothing = Value::Null;
     let root = function.get("parameters").unwrap_or(&nothing);
+    bounds::check_schema(root)?;
     let schema = resolve(root, root);
     let required: Vec<&str> = match schema.get("required").and_then(Value::as_array) {
         Some(names) => names.iter().filter_map(Value::as_str).collect(),
