@@ -69,6 +69,7 @@ pub fn start(args: &ModelArgs, cache: &CacheArgs) -> anyhow::Result<Session> {
         template: checkpoint.chat_template()?,
         defaults,
         think: args.think,
+        turns: Default::default(),
     };
     spinner.finish_and_clear();
     if args.model_path.is_none() {

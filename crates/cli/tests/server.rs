@@ -144,7 +144,7 @@ fn what_is_wrong_is_said_in_the_protocols_shape_and_by_its_field() {
     let body = |fields: Value| with(question("hi"), fields).to_string();
     let image = json!([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]);
     let long = json!([{"role": "user", "content": "one two three ".repeat(200)}]);
-    let late_system = json!([{"role": "user", "content": "a"}, {"role": "system", "content": "b"}]);
+    let no_question = json!([{"role": "system", "content": "Be brief."}]);
     let cases = [
         ("GET", "/nothing", String::new(), 404, Value::Null, "unknown_url"),
         ("GET", "/v1/models/gpt", String::new(), 404, Value::Null, "model_not_found"),
@@ -167,7 +167,7 @@ fn what_is_wrong_is_said_in_the_protocols_shape_and_by_its_field() {
         ),
         ("POST", chat, body(json!({"stop": [""]})), 400, json!("stop"), "invalid_value"),
         ("POST", chat, body(json!({"prediction": {}})), 400, json!("prediction"), "unsupported_parameter"),
-        ("POST", chat, body(json!({"messages": late_system})), 400, json!("messages"), "invalid_value"),
+        ("POST", chat, body(json!({"messages": no_question})), 400, json!("messages"), "invalid_value"),
         ("POST", chat, body(json!({"messages": long})), 400, json!("messages"), "context_length_exceeded"),
         (
             "POST",

@@ -9,6 +9,8 @@ use lily_engine::output::{Delta, OutputParser};
 use lily_engine::sampler::TokenLogprobs;
 use serde_json::Value;
 
+use crate::turns::{self, Turns, Written};
+
 /// An answer under way. Dropping it stops the work.
 #[derive(Debug)]
 pub struct Answer {
@@ -17,6 +19,11 @@ pub struct Answer {
     parser: Option<OutputParser>,
     reasoning_tokens: usize,
     called: bool,
+    turn: String,
+    /// What is kept of it, and where.
+    kept: Option<(Turns, Written)>,
+    /// Whether it is kept even where it calls nothing.
+    by_items: bool,
 }
 
 /// What happened next.
@@ -98,13 +105,38 @@ impl Answer {
     /// Follows `generation`, whose prompt ended inside a thinking block (`thinking`) or not and declared
     /// `tools`.
     pub fn new(generation: Generation, thinking: bool, tools: &[Value]) -> Answer {
-        let parser = Some(OutputParser::new(thinking, tools));
-        Answer { generation, parser, reasoning_tokens: 0, called: false }
+        Answer { parser: Some(OutputParser::new(thinking, tools)), ..Answer::plain(generation) }
+    }
+
+    /// The same, kept in `turns` when it is complete and calls something; `opening` is the end of its prompt, from
+    /// where the model's turn begins.
+    pub fn kept_in(self, turns: &Turns, opening: &str) -> Answer {
+        let written = Written { opening: opening.to_string(), ..Written::default() };
+        Answer { kept: Some((turns.clone(), written)), ..self }
+    }
+
+    /// The same, for protocols that give an id to more than calls: kept even where it calls nothing.
+    pub fn known_by_items(self) -> Answer {
+        Answer { by_items: true, ..self }
+    }
+
+    /// The answer's id, which is to be a part of the ids of its calls and items: `call_` id `_0`.
+    pub fn turn(&self) -> &str {
+        &self.turn
     }
 
     /// Follows `generation`, whose text continues a prompt that is no conversation: all of it is content.
     pub fn plain(generation: Generation) -> Answer {
-        Answer { generation, parser: None, reasoning_tokens: 0, called: false }
+        let turn = turns::new_id();
+        Answer {
+            generation,
+            parser: None,
+            reasoning_tokens: 0,
+            called: false,
+            turn,
+            kept: None,
+            by_items: false,
+        }
     }
 
     /// Waits for what happens next; nothing comes after [`News::End`]. An error is one sentence about a
@@ -115,6 +147,9 @@ impl Answer {
             Some(Event::Token { id, text, logprobs }) => {
                 let thinking = self.parser.as_ref().is_some_and(OutputParser::in_reasoning);
                 self.reasoning_tokens += usize::from(thinking);
+                if let Some((_, written)) = &mut self.kept {
+                    written.tokens.push(id);
+                }
                 let deltas = self.take_apart(text);
                 let scored = logprobs.filter(|_| !thinking).map(|logprobs| (id, logprobs));
                 Ok(News::Token { deltas, scored })
@@ -122,8 +157,13 @@ impl Answer {
             Some(Event::Finished { reason, stop, tail, usage, timings }) => {
                 let mut deltas = self.take_apart(tail);
                 let held = self.parser.as_mut().map(OutputParser::finish).unwrap_or_default();
-                self.note_calls(&held);
+                self.note(&held);
                 deltas.extend(held);
+                // What was cut off at a stop string or a limit is not what the client has.
+                let complete = reason == FinishReason::EndOfSequence && (self.called || self.by_items);
+                if let (true, Some((turns, written))) = (complete, self.kept.take()) {
+                    turns.keep(&self.turn, written);
+                }
                 let (called, reasoning_tokens) = (self.called, self.reasoning_tokens);
                 Ok(News::End { deltas, end: End { reason, stop, called, usage, reasoning_tokens, timings } })
             }
@@ -156,11 +196,14 @@ impl Answer {
             None if text.is_empty() => Vec::new(),
             None => vec![Delta::Content(text)],
         };
-        self.note_calls(&deltas);
+        self.note(&deltas);
         deltas
     }
 
-    fn note_calls(&mut self, deltas: &[Delta]) {
+    fn note(&mut self, deltas: &[Delta]) {
         self.called |= deltas.iter().any(|delta| matches!(delta, Delta::ToolCall { .. }));
+        if let Some((_, written)) = &mut self.kept {
+            written.hear(deltas);
+        }
     }
 }

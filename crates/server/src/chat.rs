@@ -16,7 +16,7 @@ use crate::body::{self, Body};
 use crate::chat_model::{ChatModel, unix_time};
 use crate::error::ApiError;
 use crate::models;
-use crate::openai::assemble;
+use crate::openai::assemble::{self, Calls};
 use crate::openai::request::ChatRequest;
 use crate::openai::response::{Choice, Chunk, ChunkChoice, Completion, Delta, Usage};
 use crate::sse::{self, Broken, Events};
@@ -61,7 +61,8 @@ impl Started {
                     ..Request::new(prompt.tokens.clone())
                 });
                 let generation = generation.map_err(|error| refused(&request, error))?;
-                Ok(Answer::new(generation, prompt.thinking, &request.tools))
+                let answer = Answer::new(generation, prompt.thinking, &request.tools);
+                Ok(answer.kept_in(&model.turns, &prompt.opening))
             })
             .collect::<Result<_, ApiError>>()?;
         let id = assemble::unique_id("chatcmpl-");
@@ -90,10 +91,11 @@ async fn whole(started: Started) -> Result<Completion, ApiError> {
     let mut choices = Vec::with_capacity(answers.len());
     let mut ends = Vec::with_capacity(answers.len());
     for (index, answer) in answers.into_iter().enumerate() {
+        let turn = answer.turn().to_string();
         let (parts, scored, end) = answer.collect().await.map_err(ApiError::internal)?;
         choices.push(Choice {
             index,
-            message: assemble::message(parts),
+            message: assemble::message(parts, &turn),
             finish_reason: assemble::finish_reason(&end),
             logprobs: request.logprobs.map(|_| assemble::log_probs(&model.tokenizer, &scored)),
         });
@@ -121,7 +123,8 @@ async fn send_all(started: Started, events: Events) {
     let mut tasks = JoinSet::new();
     for (index, answer) in answers.into_iter().enumerate() {
         let tokenizer = request.logprobs.map(|_| model.tokenizer.clone());
-        tasks.spawn(send_choice(ChoiceWriter { chunks: writer.clone(), index, tokenizer, calls: 0 }, answer));
+        let calls = Calls::of(answer.turn());
+        tasks.spawn(send_choice(ChoiceWriter { chunks: writer.clone(), index, tokenizer, calls }, answer));
     }
     let ends = match sse::join(tasks).await {
         Ok(ends) => ends,
@@ -194,7 +197,7 @@ struct ChoiceWriter {
     /// Spells scored tokens, where log probabilities are wanted.
     tokenizer: Option<Tokenizer>,
     /// Tool calls sent so far.
-    calls: usize,
+    calls: Calls,
 }
 
 impl ChoiceWriter {

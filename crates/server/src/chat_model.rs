@@ -14,6 +14,7 @@ use lily_model::tokenizer::Tokenizer;
 use serde_json::{Map, Value};
 
 use crate::openai::request::SamplingRequest;
+use crate::turns::{self, Turns};
 
 /// The temperature of a request that asks for sampling and names none, where the checkpoint names none
 /// either.
@@ -36,6 +37,8 @@ pub struct ChatModel {
     pub defaults: GenerationConfig,
     /// Whether it thinks before it answers where a request does not say.
     pub think: bool,
+    /// What it wrote lately, for when it comes back.
+    pub turns: Turns,
 }
 
 /// A rendered conversation.
@@ -45,6 +48,17 @@ pub struct Prompt {
     pub tokens: Vec<u32>,
     /// Whether it ends inside a thinking block, so that the answer begins with thinking.
     pub thinking: bool,
+    /// How the model's turn begins at its end.
+    pub opening: String,
+}
+
+/// A rendered conversation on the way to its tokens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rendered {
+    /// Tokens up to the last turn that is kept as the model wrote it; none where there is no such turn.
+    pub tokens: Vec<u32>,
+    /// The text after them.
+    pub text: String,
 }
 
 impl ChatModel {
@@ -57,12 +71,40 @@ impl ChatModel {
         thinking: Option<bool>,
         variables: Map<String, Value>,
     ) -> Result<Prompt, TemplateError> {
-        let text = self.render(messages, tools, thinking, variables, true)?;
-        let thinking = prompt_opens_reasoning(&text);
-        Ok(Prompt { tokens: self.tokenizer.encode(&text), thinking })
+        Ok(self.encoded(self.rendered(messages, tools, thinking, variables, true)?))
     }
 
-    /// [`ChatModel::prompt`] as text; `add_generation_prompt` opens the model's turn at its end.
+    /// Renders a conversation, its turns of the model's as they were written, where that is known: see
+    /// [`crate::turns`].
+    pub fn rendered(
+        &self,
+        messages: &[Value],
+        tools: &[Value],
+        thinking: Option<bool>,
+        variables: Map<String, Value>,
+        add_generation_prompt: bool,
+    ) -> Result<Rendered, TemplateError> {
+        if let Some(marked) = self.turns.mark(messages) {
+            let variables = variables.clone();
+            let text = self.render(&marked.messages, tools, thinking, variables, add_generation_prompt)?;
+            if let Some((tokens, text)) = marked.resolve(&text, &self.tokenizer) {
+                return Ok(Rendered { tokens, text });
+            }
+        }
+        let text = self.render(messages, tools, thinking, variables, add_generation_prompt)?;
+        Ok(Rendered { tokens: Vec::new(), text })
+    }
+
+    /// The tokens of a rendered conversation.
+    pub fn encoded(&self, rendered: Rendered) -> Prompt {
+        let Rendered { mut tokens, text } = rendered;
+        let (thinking, opening) = (prompt_opens_reasoning(&text), turns::opening(&text));
+        tokens.extend(self.tokenizer.encode(&text));
+        Prompt { tokens, thinking, opening }
+    }
+
+    /// The conversation as the chat template alone renders it; `add_generation_prompt` opens the model's turn at
+    /// its end.
     pub fn render(
         &self,
         messages: &[Value],

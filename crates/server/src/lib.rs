@@ -1,4 +1,4 @@
-//! HTTP over the engine: OpenAI's Chat Completions and Anthropic's Messages.
+//! HTTP over the engine: OpenAI's Chat Completions, Completions and Responses, and Anthropic's Messages.
 //!
 //! **In**: a [`chat_model::ChatModel`] (engine, tokenizer, chat template) and HTTP requests, trusted in nothing.
 //! **Out**: answers, whole or streamed as server-sent events, and errors in each protocol's own shape. The crate
@@ -6,8 +6,10 @@
 //!
 //! ```text
 //! body ─▶ openai::request ────┬─▶ chat_model (template, tokens, sampling) ─▶ engine
-//!         anthropic::request ─┘                                                │ events
+//!         responses::request ─┤                                                │ events
+//!         anthropic::request ─┘                                                │
 //! response ◀─ openai::assemble ──┬─ answer (reasoning, content, calls) ◀───────┘
+//!             responses::items ──┤
 //!             anthropic::blocks ─┘
 //! ```
 //!
@@ -15,8 +17,8 @@
 //! client that goes away takes its work with it.
 //!
 //! Read first: [`app`], the paths; then [`chat`], the handler that the others resemble; then [`openai::request`],
-//! what a client may ask; then [`anthropic`]. [`chat_model`] and [`answer`] know no protocol: `lily chat` runs on
-//! them too.
+//! what a client may ask; then [`responses`] and [`anthropic`]. [`chat_model`], [`answer`] and [`turns`] know no protocol: `lily chat` runs
+//! on them too.
 
 pub mod answer;
 pub mod anthropic;
@@ -26,10 +28,14 @@ pub mod body;
 pub mod chat;
 pub mod chat_model;
 pub mod completions;
+pub mod conversation;
 pub mod error;
 pub mod health;
 pub mod models;
 pub mod openai;
+pub mod request_id;
+pub mod responses;
 pub mod serve;
 pub mod sse;
 pub mod tokenize;
+pub mod turns;

@@ -1,10 +1,16 @@
 //! `GET /v1/models` and `GET /v1/models/{id}`: the one model that is served.
+//!
+//! OpenAI and Anthropic have the same paths with different bodies. Anthropic's clients say which version of their
+//! protocol they speak in a header, and get theirs.
 
 use axum::Json;
 use axum::extract::{Path, State};
-use axum::http::StatusCode;
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::{IntoResponse, Response};
+use chrono::{DateTime, SecondsFormat};
 use serde::Serialize;
 
+use crate::anthropic;
 use crate::app::App;
 use crate::chat_model::ChatModel;
 use crate::error::ApiError;
@@ -18,28 +24,75 @@ pub struct Model {
     owned_by: &'static str,
 }
 
-/// The list of models.
+/// The list of models in OpenAI's protocol.
 #[derive(Debug, Serialize)]
 pub struct ModelList {
     object: &'static str,
     data: Vec<Model>,
 }
 
+/// A model, as Anthropic's protocol describes one.
+#[derive(Debug, Serialize)]
+pub struct ModelInfo {
+    r#type: &'static str,
+    id: String,
+    display_name: String,
+    /// RFC 3339, UTC.
+    created_at: String,
+    lifecycle: &'static str,
+    max_input_tokens: usize,
+    max_tokens: usize,
+}
+
+/// The list of models in Anthropic's protocol.
+#[derive(Debug, Serialize)]
+pub struct ModelPage {
+    data: [ModelInfo; 1],
+    has_more: bool,
+    first_id: String,
+    last_id: String,
+}
+
 fn describe(model: &ChatModel) -> Model {
     Model { id: model.name.clone(), object: "model", created: model.created, owned_by: "lily" }
 }
 
+fn inform(model: &ChatModel) -> ModelInfo {
+    let created = i64::try_from(model.created).ok().and_then(|seconds| DateTime::from_timestamp(seconds, 0));
+    let context = model.engine.context_limit();
+    ModelInfo {
+        r#type: "model",
+        id: model.name.clone(),
+        display_name: model.name.clone(),
+        created_at: created.unwrap_or_default().to_rfc3339_opts(SecondsFormat::Secs, true),
+        lifecycle: "active",
+        max_input_tokens: context,
+        max_tokens: context,
+    }
+}
+
 /// Handles `GET /v1/models`.
-pub async fn list(State(app): State<App>) -> Json<ModelList> {
-    Json(ModelList { object: "list", data: vec![describe(&app.model)] })
+pub async fn list(State(app): State<App>, headers: HeaderMap) -> Response {
+    if !anthropic::speaks(&headers) {
+        return Json(ModelList { object: "list", data: vec![describe(&app.model)] }).into_response();
+    }
+    let (model, id) = (inform(&app.model), app.model.name.clone());
+    Json(ModelPage { data: [model], has_more: false, first_id: id.clone(), last_id: id }).into_response()
 }
 
 /// Handles `GET /v1/models/{id}`.
-pub async fn one(State(app): State<App>, Path(id): Path<String>) -> Result<Json<Model>, ApiError> {
+pub async fn one(
+    State(app): State<App>,
+    Path(id): Path<String>,
+    headers: HeaderMap,
+) -> Result<Response, ApiError> {
     check(&app.model, &id, None)?;
-    Ok(Json(describe(&app.model)))
+    Ok(if anthropic::speaks(&headers) {
+        Json(inform(&app.model)).into_response()
+    } else {
+        Json(describe(&app.model)).into_response()
+    })
 }
-
 /// Refuses a model that is not the one served; `param` is the request's field that named it.
 pub fn check(model: &ChatModel, asked: &str, param: Option<&str>) -> Result<(), ApiError> {
     if asked == model.name {

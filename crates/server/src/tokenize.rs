@@ -45,15 +45,14 @@ fn tokenized(model: &ChatModel, bytes: &[u8]) -> Result<Tokenized, ApiError> {
     check_model(model, &body)?;
     // The model's tokenizer adds none of its own, so that both values ask for the same.
     body.boolean("add_special_tokens")?;
-    let text = match (body.text("prompt")?, body.get("messages")) {
+    let tokens = match (body.text("prompt")?, body.get("messages")) {
         (Some(_), Some(_)) => {
             return Err(ApiError::invalid("prompt", "`prompt` and `messages` exclude each other; send one"));
         }
-        (Some(prompt), None) => prompt.to_string(),
+        (Some(prompt), None) => model.tokenizer.encode(prompt),
         (None, Some(_)) => rendered(model, &body, bytes)?,
         (None, None) => return Err(missing("prompt")),
     };
-    let tokens = model.tokenizer.encode(&text);
     let strings = body.boolean("return_token_strs")?.unwrap_or(false);
     Ok(Tokenized {
         count: tokens.len(),
@@ -64,14 +63,16 @@ fn tokenized(model: &ChatModel, bytes: &[u8]) -> Result<Tokenized, ApiError> {
 }
 
 /// The conversation as the model would read it. Its fields are those of a chat.
-fn rendered(model: &ChatModel, body: &Fields<'_>, bytes: &[u8]) -> Result<String, ApiError> {
+fn rendered(model: &ChatModel, body: &Fields<'_>, bytes: &[u8]) -> Result<Vec<u32>, ApiError> {
     if body.boolean("continue_final_message")? == Some(true) {
         let message = "`continue_final_message` may not be true: a chat's last message is always complete";
         return Err(ApiError::unsupported("continue_final_message", message));
     }
     let open = body.boolean("add_generation_prompt")?.unwrap_or(true);
     let chat = ChatRequest::parse(bytes)?;
-    Ok(model.render(&chat.messages, &chat.tools, chat.thinking, chat.template_variables, open)?)
+    let rendered =
+        model.rendered(&chat.messages, &chat.tools, chat.thinking, chat.template_variables, open)?;
+    Ok(model.encoded(rendered).tokens)
 }
 
 fn spelled(model: &ChatModel, id: u32) -> String {

@@ -43,7 +43,7 @@ async fn serve(args: &ServeArgs) -> anyhow::Result<()> {
     eprintln!("lily: {} on {}", model.name, model.engine.description());
     eprintln!("lily: {budget}");
     eprintln!("lily: serving at http://{address}/v1 (Ctrl-C ends it)");
-    let app = App { model, api_key: args.api_key.as_deref().map(Into::into) };
+    let app = App { model, api_key: args.api_key.as_deref().map(Into::into), responses: Default::default() };
     lily_server::serve::serve(listener, app, stop_signal()?).await?;
     Ok(())
 }

@@ -7,7 +7,6 @@ use lily_engine::output::Delta as Part;
 use serde_json::{Map, Value};
 
 use super::response::{Block, BlockDelta, StreamEvent};
-use crate::openai::assemble::unique_id;
 
 /// Signature of every thinking block. Clients demand one and send it back. It lets a server recognise its own
 /// thinking; Lily reads thinking from anybody, and has nothing to check.
@@ -24,6 +23,8 @@ enum Kind {
 /// Writes the blocks of one answer.
 #[derive(Clone, Debug)]
 pub struct BlockWriter {
+    /// The answer's id, which its calls are known by.
+    turn: String,
     open: Option<Kind>,
     /// Place of the open block, or of the next one.
     index: usize,
@@ -31,9 +32,9 @@ pub struct BlockWriter {
 }
 
 impl BlockWriter {
-    /// `omit_thinking` leaves thinking blocks empty.
-    pub fn new(omit_thinking: bool) -> BlockWriter {
-        BlockWriter { open: None, index: 0, omit_thinking }
+    /// `turn`: the answer's id. `omit_thinking` leaves thinking blocks empty.
+    pub fn new(turn: &str, omit_thinking: bool) -> BlockWriter {
+        BlockWriter { turn: turn.to_string(), open: None, index: 0, omit_thinking }
     }
 
     /// The events that tell of `parts`.
@@ -53,8 +54,9 @@ impl BlockWriter {
                     events.push(self.delta(BlockDelta::TextDelta { text }));
                 }
                 Part::ToolCall { name } => {
-                    let input = Value::Object(Map::new());
-                    let block = Block::ToolUse { id: unique_id("toolu_"), name, input };
+                    self.close(&mut events);
+                    let id = format!("toolu_{}_{}", self.turn, self.index);
+                    let block = Block::ToolUse { id, name, input: Value::Object(Map::new()) };
                     self.begin(Kind::ToolUse, block, &mut events);
                 }
                 Part::Arguments(partial_json) => {
@@ -201,7 +203,7 @@ mod tests {
 
     #[test]
     fn blocks_are_numbered_and_one_is_open_at_a_time() {
-        let mut writer = BlockWriter::new(false);
+        let mut writer = BlockWriter::new("t", false);
         let mut events = writer.push(parts());
         events.extend(writer.finish());
         let mut open = None;
@@ -226,7 +228,7 @@ mod tests {
     #[test]
     fn nothing_is_lost_however_the_parts_are_cut_into_pushes() {
         let content = |pushes: Vec<Vec<Part>>, omit| {
-            let mut writer = BlockWriter::new(omit);
+            let mut writer = BlockWriter::new("t", omit);
             let mut events: Vec<_> = pushes.into_iter().flat_map(|parts| writer.push(parts)).collect();
             events.extend(writer.finish());
             let mut blocks = serde_json::to_value(join(events)).unwrap();

@@ -4,22 +4,21 @@
 //! Blocks of text that stand side by side are joined without a separator, as the template joins parts. What
 //! the model cannot see (images, documents, results of tools that run elsewhere) is refused.
 
-use serde_json::{Value, json};
+use serde_json::Value;
 
+use crate::conversation::{Call, Conversation, Turn};
 use crate::error::ApiError;
 use crate::openai::fields::{Fields, missing, not_among, wrong_type};
 
 /// How Claude Code begins a block of `system` that labels the request for billing. It differs from request to
 /// request and is not meant for a model; in the prompt it would keep the prefix cache from ever hitting.
 const BILLING_LABEL: &str = "x-anthropic-billing-header:";
-/// What stands between a leading system message and the system text before it.
-const SYSTEM_SEPARATOR: &str = "\n\n";
 /// Tells the model what `is_error` tells a client; the chat format has no mark of its own for it.
 const ERROR_MARK: &str = "Error: ";
 
 /// A conversation in the template's form.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Conversation {
+pub struct Read {
     /// All messages but an opening of the answer.
     pub messages: Vec<Value>,
     /// How the answer has to begin: the text of a last message that is the assistant's.
@@ -27,10 +26,10 @@ pub struct Conversation {
 }
 
 /// Reads the conversation of a request.
-pub fn read(body: &Fields<'_>) -> Result<Conversation, ApiError> {
+pub fn read(body: &Fields<'_>) -> Result<Read, ApiError> {
     let mut reader = Reader::default();
     if let Some(system) = system(body)? {
-        reader.system(&system);
+        reader.0.system(&system);
     }
     let messages = body.list("messages")?.ok_or_else(|| missing("messages"))?;
     if messages.is_empty() {
@@ -40,7 +39,7 @@ pub fn read(body: &Fields<'_>) -> Result<Conversation, ApiError> {
         let fields = Fields::at(message, format!("{}[{index}]", body.path("messages")))?;
         reader.message(&fields)?;
     }
-    Ok(reader.conversation())
+    Ok(reader.finish())
 }
 
 fn system(body: &Fields<'_>) -> Result<Option<String>, ApiError> {
@@ -109,23 +108,9 @@ fn unreadable(fields: &Fields<'_>, kind: &str) -> ApiError {
 
 /// Takes messages one by one.
 #[derive(Default)]
-struct Reader {
-    messages: Vec<Value>,
-    /// Ids of the calls in the assistant's last turn.
-    calls: Vec<String>,
-}
+struct Reader(Conversation);
 
 impl Reader {
-    fn system(&mut self, text: &str) {
-        match self.messages.as_mut_slice() {
-            [first] if first["role"] == "system" => {
-                let both = [first["content"].as_str().unwrap_or_default(), text].join(SYSTEM_SEPARATOR);
-                first["content"] = Value::String(both);
-            }
-            _ => self.messages.push(json!({"role": "system", "content": text})),
-        }
-    }
-
     fn message(&mut self, fields: &Fields<'_>) -> Result<(), ApiError> {
         let role = required(fields, "role")?;
         let blocks = blocks(fields, "content")?.ok_or_else(|| missing(fields.path("content")))?;
@@ -134,114 +119,94 @@ impl Reader {
             "assistant" => self.assistant(&blocks),
             "system" => {
                 let text = blocks.iter().map(Block::text_block).collect::<Result<String, _>>()?;
-                self.system(&text);
+                self.0.system(&text);
                 Ok(())
             }
             other => Err(not_among(fields.path("role"), &["user", "assistant"], other)),
         }
     }
 
-    /// Text becomes a user message, each run of tool results as many tool messages.
+    /// Text becomes a user message, each tool result a tool message. As in Anthropic's own API, turns of the user
+    /// that follow one another are one.
     fn user(&mut self, blocks: &[Block<'_>]) -> Result<(), ApiError> {
-        let mut text: Option<String> = None;
-        let mut results: Vec<(usize, Value)> = Vec::new();
+        // A message of no blocks at all is an empty one.
+        let mut text: Option<String> = blocks.is_empty().then(String::new);
         for block in blocks {
             match (block, block.kind()?) {
                 (Block::Fields(fields), "tool_result") => {
-                    self.messages.extend(text.take().map(user_message));
-                    results.push(self.tool_result(fields)?);
+                    if let Some(text) = text.take() {
+                        self.0.user_joined(&text);
+                    }
+                    self.tool_result(fields)?;
                 }
-                _ => {
-                    let part = block.text_block()?;
-                    self.put(&mut results);
-                    text.get_or_insert_default().push_str(part);
-                }
+                _ => text.get_or_insert_default().push_str(block.text_block()?),
             }
         }
-        self.put(&mut results);
-        // A message of no blocks at all is an empty one.
-        let empty = blocks.is_empty().then(String::new);
-        self.messages.extend(text.or(empty).map(user_message));
+        if let Some(text) = text {
+            self.0.user_joined(&text);
+        }
         Ok(())
     }
 
-    /// Puts results in the order of their calls: the model reads no ids, it goes by the order alone.
-    fn put(&mut self, results: &mut Vec<(usize, Value)>) {
-        results.sort_by_key(|&(place, _)| place);
-        self.messages.extend(results.drain(..).map(|(_, message)| message));
-    }
-
-    /// A tool's result, and its call's place among the calls of the turn.
-    fn tool_result(&self, fields: &Fields<'_>) -> Result<(usize, Value), ApiError> {
+    fn tool_result(&mut self, fields: &Fields<'_>) -> Result<(), ApiError> {
         let id = required(fields, "tool_use_id")?;
-        let place = self.calls.iter().position(|call| call == id).ok_or_else(|| {
+        if !self.0.has_call(id) {
             let path = fields.path("tool_use_id");
             let message =
                 format!("`{path}` is {id:?}, and no `tool_use` block of the turn before has this id");
-            ApiError::invalid(path, message)
-        })?;
+            return Err(ApiError::invalid(path, message));
+        }
         let blocks = blocks(fields, "content")?.unwrap_or_default();
         let text = blocks.iter().map(Block::text_block).collect::<Result<String, _>>()?;
         let mark = if fields.boolean("is_error")?.unwrap_or(false) { ERROR_MARK } else { "" };
-        Ok((place, json!({"role": "tool", "content": format!("{mark}{text}")})))
+        self.0.result(id, &format!("{mark}{text}"));
+        Ok(())
     }
 
     fn assistant(&mut self, blocks: &[Block<'_>]) -> Result<(), ApiError> {
-        if self.messages.last().is_none_or(|last| last["role"] != "assistant") {
-            self.calls.clear();
-        }
-        let (mut text, mut thinking, mut calls) = (String::new(), String::new(), Vec::new());
+        let mut turn = Turn::default();
         for block in blocks {
             match (block, block.kind()?) {
                 (Block::Fields(fields), "thinking") => {
                     fields.text("signature")?;
-                    thinking.push_str(required(fields, "thinking")?);
+                    turn.reasoning.push_str(required(fields, "thinking")?);
                 }
                 // Another server's thinking, which only that one can read.
                 (Block::Fields(_), "redacted_thinking") => {}
                 (Block::Fields(fields), "tool_use") => {
-                    self.calls.push(required(fields, "id")?.to_string());
-                    let name = required(fields, "name")?;
                     fields.object("input")?.ok_or_else(|| missing(fields.path("input")))?;
-                    let arguments = fields.get("input");
-                    calls.push(
-                        json!({"type": "function", "function": {"name": name, "arguments": arguments}}),
-                    );
+                    turn.calls.push(Call {
+                        id: required(fields, "id")?.to_string(),
+                        name: required(fields, "name")?.to_string(),
+                        arguments: fields.get("input").cloned().unwrap_or_default(),
+                    });
                 }
-                _ => text.push_str(block.text_block()?),
+                _ => turn.content.push_str(block.text_block()?),
             }
         }
-        let mut message = json!({"role": "assistant", "content": text});
-        if !thinking.is_empty() {
-            message["reasoning_content"] = Value::String(thinking);
-        }
-        if !calls.is_empty() {
-            message["tool_calls"] = Value::Array(calls);
-        }
-        self.messages.push(message);
+        self.0.assistant(turn);
         Ok(())
     }
 
-    fn conversation(mut self) -> Conversation {
+    fn finish(self) -> Read {
+        let mut messages = self.0.finish();
         // A last turn with calls or thinking is complete, or the model could not tell where it breaks off.
-        let opens = self.messages.last().is_some_and(|last| {
+        let opens = messages.last().is_some_and(|last| {
             last["role"] == "assistant" && last.get("tool_calls").or(last.get("reasoning_content")).is_none()
         });
-        let opening = if opens { self.messages.pop() } else { None };
+        let opening = if opens { messages.pop() } else { None };
         let opening = opening.and_then(|message| Some(message["content"].as_str()?.to_string()));
-        Conversation { messages: self.messages, opening }
+        Read { messages, opening }
     }
-}
-
-fn user_message(text: String) -> Value {
-    json!({"role": "user", "content": text})
 }
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
-    fn conversation(body: Value) -> Result<Conversation, ApiError> {
+    fn conversation(body: Value) -> Result<Read, ApiError> {
         read(&Fields::body(&body).unwrap())
     }
 
@@ -272,8 +237,8 @@ mod tests {
                 {"role": "system", "content": "Be brief."},
                 {"role": "user", "content": "Weather there?"},
                 {"role": "assistant", "content": "I ask.", "reasoning_content": "Two cities.", "tool_calls": [
-                    {"type": "function", "function": {"name": "weather", "arguments": {"city": "Rome"}}},
-                    {"type": "function", "function": {"name": "weather", "arguments": {}}}]},
+                    {"id": "a", "type": "function", "function": {"name": "weather", "arguments": {"city": "Rome"}}},
+                    {"id": "b", "type": "function", "function": {"name": "weather", "arguments": {}}}]},
                 {"role": "tool", "content": "sunny"},
                 {"role": "tool", "content": "Error: which city?"},
                 {"role": "user", "content": "And?"},

@@ -15,6 +15,8 @@ use crate::error::ApiError;
 
 /// Where the protocol's paths begin.
 const PREFIX: &str = "/v1/messages";
+/// Where paths begin that are the protocol's for clients who say so.
+const SHARED: &str = "/v1/models";
 /// The protocol's own status for a server that takes nothing at the moment.
 const OVERLOADED: u16 = 529;
 
@@ -58,11 +60,11 @@ fn kind(status: StatusCode) -> &'static str {
 
 /// Brings errors on the protocol's paths into its shape; everything else passes.
 pub async fn reshape(request: Request, next: Next) -> Response {
-    let ours = request
-        .uri()
-        .path()
-        .strip_prefix(PREFIX)
-        .is_some_and(|rest| matches!(rest.as_bytes(), [] | [b'/', ..]));
+    let path = request.uri().path();
+    let under = |prefix: &str| {
+        path.strip_prefix(prefix).is_some_and(|rest| matches!(rest.as_bytes(), [] | [b'/', ..]))
+    };
+    let ours = under(PREFIX) || under(SHARED) && super::speaks(request.headers());
     let response = next.run(request).await;
     let error = response.extensions().get::<ApiError>().filter(|_| ours);
     match error.map(|error| (status(error.status), ErrorBody::from(error))) {

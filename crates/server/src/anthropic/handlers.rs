@@ -52,17 +52,16 @@ fn check_model(model: &ChatModel, request: &MessagesRequest) -> Result<(), ApiEr
 /// Renders the conversation, and the opening of the answer where the client wrote one.
 fn prompt(model: &ChatModel, request: &MessagesRequest) -> Result<Prompt, ApiError> {
     let conversation = &request.conversation;
-    let thinking = request.thinking.enabled;
-    let mut text = model.render(&conversation.messages, &request.tools, thinking, Map::new(), true)?;
-    let thinking = prompt_opens_reasoning(&text);
+    let mut rendered =
+        model.rendered(&conversation.messages, &request.tools, request.thinking.enabled, Map::new(), true)?;
     if let Some(opening) = &conversation.opening {
-        if thinking {
+        if prompt_opens_reasoning(&rendered.text) {
             let message = "`messages` may not end with the assistant's turn where `thinking` is on: the answer would begin before its thinking";
             return Err(ApiError::invalid("messages", message));
         }
-        text.push_str(opening);
+        rendered.text.push_str(opening);
     }
-    Ok(Prompt { tokens: model.tokenizer.encode(&text), thinking })
+    Ok(model.encoded(rendered))
 }
 
 /// A request whose answer is being generated.
@@ -93,7 +92,8 @@ impl Started {
         });
         let generation = generation.map_err(|error| refused(&request, error))?;
         Ok(Started {
-            answer: Answer::new(generation, prompt.thinking, &request.tools),
+            answer: Answer::new(generation, prompt.thinking, &request.tools)
+                .kept_in(&model.turns, &prompt.opening),
             message: Message {
                 id: unique_id("msg_"),
                 r#type: "message",
@@ -130,8 +130,8 @@ fn refused(request: &MessagesRequest, error: SubmitError) -> ApiError {
 
 async fn whole(started: Started) -> Result<Message, ApiError> {
     let Started { answer, mut message, stop_sequences, max_tokens, omit_thinking, .. } = started;
+    let mut writer = BlockWriter::new(answer.turn(), omit_thinking);
     let (parts, _, end) = answer.collect().await.map_err(ApiError::internal)?;
-    let mut writer = BlockWriter::new(omit_thinking);
     let mut events = writer.push(parts);
     events.extend(writer.finish());
     let ended = message_end(&end, &stop_sequences, max_tokens);
@@ -156,7 +156,7 @@ async fn send_all(started: Started, events: &Events) -> Result<(), Broken> {
     let id = message.id.clone();
     // What the cache has is not known yet; the last event corrects the counts.
     send(events, &StreamEvent::MessageStart { message }).await?;
-    let mut writer = BlockWriter::new(omit_thinking);
+    let mut writer = BlockWriter::new(answer.turn(), omit_thinking);
     loop {
         let (parts, end) = match sse::next(&mut answer, events).await? {
             News::Prefill { .. } => continue,

@@ -9,6 +9,8 @@
 //! and `usage` says what it had. Fields outside the protocol are ignored, but for Lily's own, which are those
 //! of Chat Completions: `min_p`, `seed`, the penalties and `logit_bias`.
 
+use axum::http::HeaderMap;
+
 pub mod blocks;
 pub mod conversation;
 pub mod error;
@@ -16,3 +18,11 @@ pub mod handlers;
 pub mod request;
 pub mod response;
 pub mod tools;
+
+/// The header in which a client says which version of the protocol it speaks.
+const VERSION: &str = "anthropic-version";
+
+/// Whether a client speaks this protocol, on paths that it shares with OpenAI's.
+pub fn speaks(headers: &HeaderMap) -> bool {
+    headers.contains_key(VERSION)
+}

@@ -3,7 +3,7 @@
 use lily_engine::constraint::Constraint;
 use serde_json::Value;
 
-use super::conversation::{self, Conversation};
+use super::conversation::{self, Read};
 use super::tools;
 use crate::body;
 use crate::error::ApiError;
@@ -18,7 +18,7 @@ pub struct MessagesRequest {
     /// The model's name, where one was given.
     pub model: Option<String>,
     /// The conversation in the chat template's form.
-    pub conversation: Conversation,
+    pub conversation: Read,
     /// Tools that the model is told about.
     pub tools: Vec<Value>,
     /// What the answer must look like.

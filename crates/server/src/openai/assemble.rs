@@ -1,6 +1,7 @@
 //! From an answer's news to the protocol's words: the same pieces, joined for a whole answer or sent one by
 //! one for a stream.
 
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -23,8 +24,30 @@ pub fn unique_id(prefix: &str) -> String {
     format!("{prefix}{time:x}{count:x}")
 }
 
-/// Joins what became certain together to one delta; `calls` counts the answer's tool calls.
-pub fn delta(parts: Vec<Part>, calls: &mut usize) -> Delta {
+/// [`unique_id`], which nobody can guess either.
+pub fn secret_id(prefix: &str) -> String {
+    let random = || RandomState::new().build_hasher().finish();
+    format!("{}{:016x}{:016x}", unique_id(prefix), random(), random())
+}
+
+/// The calls of one answer, which are numbered and known by the answer's id.
+#[derive(Clone, Debug)]
+pub struct Calls {
+    /// See [`Answer::turn`](crate::answer::Answer::turn).
+    pub turn: String,
+    /// Calls so far.
+    pub count: usize,
+}
+
+impl Calls {
+    /// Of an answer that has called nothing yet.
+    pub fn of(turn: &str) -> Calls {
+        Calls { turn: turn.to_string(), count: 0 }
+    }
+}
+
+/// Joins what became certain together to one delta.
+pub fn delta(parts: Vec<Part>, calls: &mut Calls) -> Delta {
     let mut delta = Delta::default();
     for part in parts {
         match part {
@@ -32,15 +55,15 @@ pub fn delta(parts: Vec<Part>, calls: &mut usize) -> Delta {
             Part::Content(text) => delta.content.get_or_insert_default().push_str(&text),
             Part::ToolCall { name } => {
                 delta.tool_calls.push(ToolCallDelta {
-                    index: *calls,
-                    id: Some(unique_id("call_")),
+                    index: calls.count,
+                    id: Some(format!("call_{}_{}", calls.turn, calls.count)),
                     r#type: Some("function"),
                     function: FunctionDelta { name: Some(name), arguments: String::new() },
                 });
-                *calls += 1;
+                calls.count += 1;
             }
             Part::Arguments(json) => {
-                let index = calls.saturating_sub(1);
+                let index = calls.count.saturating_sub(1);
                 match delta.tool_calls.last_mut() {
                     Some(call) if call.index == index => call.function.arguments.push_str(&json),
                     _ => delta.tool_calls.push(ToolCallDelta {
@@ -66,8 +89,8 @@ pub fn is_empty(delta: &Delta) -> bool {
 }
 
 /// Joins all that became certain to the model's turn.
-pub fn message(parts: Vec<Part>) -> Message {
-    let joined = delta(parts, &mut 0);
+pub fn message(parts: Vec<Part>, turn: &str) -> Message {
+    let joined = delta(parts, &mut Calls::of(turn));
     let tool_calls: Vec<ToolCall> = joined
         .tool_calls
         .into_iter()

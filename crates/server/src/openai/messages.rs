@@ -6,73 +6,50 @@
 
 use serde_json::{Map, Value, json};
 
-use super::fields::{Fields, missing, wrong_type};
+use super::fields::{Fields, missing, not_among, wrong_type};
+use crate::conversation::{Call, Conversation, Turn};
 use crate::error::ApiError;
-
-/// What stands between leading system messages that are joined to one.
-const SYSTEM_SEPARATOR: &str = "\n\n";
 
 /// Brings `messages` (at `path` in the body) into the form that the template renders.
 pub fn normalise(messages: &[Value], path: &str) -> Result<Vec<Value>, ApiError> {
     if messages.is_empty() {
         return Err(ApiError::invalid(path, format!("`{path}` must hold at least one message")));
     }
-    let mut out: Vec<Value> = Vec::with_capacity(messages.len());
+    let mut conversation = Conversation::default();
     for (index, message) in messages.iter().enumerate() {
         let fields = Fields::at(message, format!("{path}[{index}]"))?;
-        let message = one(&fields)?;
-        if !joined_to_system(&mut out, &message) {
-            out.push(message);
-        }
+        put(&mut conversation, &fields)?;
     }
-    Ok(out)
+    Ok(conversation.finish())
 }
 
-/// Appends a system message to the one before it where that is the conversation's first; the template
-/// takes a single system text.
-fn joined_to_system(out: &mut [Value], message: &Value) -> bool {
-    if message["role"] != "system" {
-        return false;
-    }
-    let [first] = out else { return false };
-    if first["role"] != "system" {
-        return false;
-    }
-    let both = [text_of(first), text_of(message)].join(SYSTEM_SEPARATOR);
-    first["content"] = Value::String(both);
-    true
-}
-
-fn text_of(message: &Value) -> &str {
-    message["content"].as_str().unwrap_or_default()
-}
-
-fn one(fields: &Fields<'_>) -> Result<Value, ApiError> {
+fn put(conversation: &mut Conversation, fields: &Fields<'_>) -> Result<(), ApiError> {
     let role = fields.text("role")?.ok_or_else(|| missing(fields.path("role")))?;
     let content = content(fields)?;
+    let text = |content: Option<String>| content.ok_or_else(|| missing(fields.path("content")));
     match role {
-        "system" | "developer" | "user" => {
+        "system" | "developer" => {
             refuse_name(fields)?;
-            let content = content.ok_or_else(|| missing(fields.path("content")))?;
-            let role = if role == "developer" { "system" } else { role };
-            Ok(json!({"role": role, "content": content}))
+            conversation.system(&text(content)?);
         }
-        "assistant" => assistant(fields, content),
+        "user" => {
+            refuse_name(fields)?;
+            conversation.user(&text(content)?);
+        }
+        "assistant" => conversation.assistant(assistant(fields, content)?),
         "tool" => {
-            fields.text("tool_call_id")?.ok_or_else(|| missing(fields.path("tool_call_id")))?;
-            let content = content.ok_or_else(|| missing(fields.path("content")))?;
-            Ok(json!({"role": role, "content": content}))
+            let call = fields.text("tool_call_id")?.ok_or_else(|| missing(fields.path("tool_call_id")))?;
+            conversation.result(call, &text(content)?);
         }
         other => {
-            let path = fields.path("role");
-            let message =
-                format!("`{path}` must be system, developer, user, assistant or tool, not {other:?}");
-            Err(ApiError::invalid(path, message))
+            let roles = ["system", "developer", "user", "assistant", "tool"];
+            return Err(not_among(fields.path("role"), &roles, other));
         }
     }
+    Ok(())
 }
 
-fn assistant(fields: &Fields<'_>, content: Option<String>) -> Result<Value, ApiError> {
+fn assistant(fields: &Fields<'_>, content: Option<String>) -> Result<Turn, ApiError> {
     refuse_name(fields)?;
     for (name, reason) in [
         ("audio", "Lily reads text only"),
@@ -96,17 +73,11 @@ fn assistant(fields: &Fields<'_>, content: Option<String>) -> Result<Value, ApiE
     if content.is_none() && calls.is_empty() {
         return Err(missing(fields.path("content")));
     }
-    let mut message = json!({"role": "assistant", "content": content.unwrap_or_default()});
-    if let Some(reasoning) = fields.text("reasoning_content")? {
-        message["reasoning_content"] = Value::String(reasoning.to_string());
-    }
-    if !calls.is_empty() {
-        message["tool_calls"] = Value::Array(calls);
-    }
-    Ok(message)
+    let reasoning = fields.text("reasoning_content")?.unwrap_or_default().to_string();
+    Ok(Turn { id: None, reasoning, content: content.unwrap_or_default(), calls })
 }
 
-fn tool_call(call: &Value, path: String) -> Result<Value, ApiError> {
+fn tool_call(call: &Value, path: String) -> Result<Call, ApiError> {
     let call = Fields::at(call, path)?;
     if let Some(other) = call.text("type")?.filter(|&kind| kind != "function") {
         let path = call.path("type");
@@ -116,17 +87,24 @@ fn tool_call(call: &Value, path: String) -> Result<Value, ApiError> {
     let function = call.object("function")?.ok_or_else(|| missing(call.path("function")))?;
     let name = function.text("name")?.ok_or_else(|| missing(function.path("name")))?;
     let arguments = match function.get("arguments") {
-        None => Map::new(),
-        Some(Value::Object(map)) => map.clone(),
-        Some(Value::String(text)) if text.trim().is_empty() => Map::new(),
-        Some(Value::String(text)) => serde_json::from_str(text).map_err(|error| {
-            let path = function.path("arguments");
-            let message = format!("`{path}` must be a JSON object written as a string: {error}");
-            ApiError::invalid(path, message)
-        })?,
+        None => json!({}),
+        Some(object @ Value::Object(_)) => object.clone(),
+        Some(Value::String(text)) => arguments(text, &function.path("arguments"))?,
         Some(other) => return Err(wrong_type(function.path("arguments"), "a string", other)),
     };
-    Ok(json!({"type": "function", "function": {"name": name, "arguments": arguments}}))
+    let id = call.text("id")?.unwrap_or_default().to_string();
+    Ok(Call { id, name: name.to_string(), arguments })
+}
+
+/// The arguments of a call, at `path`, which are an object written as text; empty text is an empty object.
+pub(crate) fn arguments(text: &str, path: &str) -> Result<Value, ApiError> {
+    if text.trim().is_empty() {
+        return Ok(json!({}));
+    }
+    let object: Map<String, Value> = serde_json::from_str(text).map_err(|error| {
+        ApiError::invalid(path, format!("`{path}` must be a JSON object written as a string: {error}"))
+    })?;
+    Ok(Value::Object(object))
 }
 
 /// `content` as one text; parts are joined without a separator, as the template does.
@@ -200,7 +178,7 @@ mod tests {
                 {"role": "system", "content": "Be brief.\n\nBe kind."},
                 {"role": "user", "content": "Weather?"},
                 {"role": "assistant", "content": "", "tool_calls": [
-                    {"type": "function", "function": {"name": "weather", "arguments": {"city": "Rome"}}}]},
+                    {"id": "a", "type": "function", "function": {"name": "weather", "arguments": {"city": "Rome"}}}]},
                 {"role": "tool", "content": "sunny"},
             ])
         );

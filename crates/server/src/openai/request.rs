@@ -8,7 +8,7 @@ use lily_engine::sampler::MAX_LOGPROBS;
 use serde_json::{Map, Value};
 
 use super::constraints::{self, Asked};
-use super::fields::{Fields, missing, wrong_type};
+use super::fields::{Fields, missing, not_among, wrong_type};
 use super::{messages, tools};
 use crate::error::ApiError;
 
@@ -145,7 +145,7 @@ fn refuse_unsupported(body: &Fields<'_>) -> Result<(), ApiError> {
 
 /// Whether to think, said in any of three ways that may not contradict one another, and the other
 /// template variables.
-fn thinking(body: &Fields<'_>) -> Result<(Option<bool>, Map<String, Value>), ApiError> {
+pub(crate) fn thinking(body: &Fields<'_>) -> Result<(Option<bool>, Map<String, Value>), ApiError> {
     let mut said = body.boolean("enable_thinking")?;
     let mut agree = |value: bool, path: &str| match said.replace(value) {
         Some(before) if before != value => {
@@ -168,23 +168,30 @@ fn thinking(body: &Fields<'_>) -> Result<(Option<bool>, Map<String, Value>), Api
             variables.insert(name.clone(), value.clone());
         }
     }
-    // The model thinks or it does not: every effort above none is the same to it.
-    match body.text("reasoning_effort")? {
-        None => {}
-        Some("none") => agree(false, "reasoning_effort")?,
-        Some("minimal" | "low" | "medium" | "high" | "xhigh" | "max") => agree(true, "reasoning_effort")?,
-        Some(other) => {
-            let message = format!(
-                "`reasoning_effort` must be none, minimal, low, medium, high, xhigh or max, not {other:?}"
-            );
-            return Err(ApiError::invalid("reasoning_effort", message));
-        }
+    if let Some(word) = body.text("reasoning_effort")? {
+        agree(effort("reasoning_effort", word)?, "reasoning_effort")?;
     }
     Ok((said, variables))
 }
 
+/// Whether to think, by a word for the effort. The model thinks or it does not: every effort above none is the same
+/// to it.
+pub(crate) fn effort(path: &str, word: &str) -> Result<bool, ApiError> {
+    match word {
+        "none" => Ok(false),
+        "minimal" | "low" | "medium" | "high" | "xhigh" | "max" => Ok(true),
+        other => {
+            let words = ["none", "minimal", "low", "medium", "high", "xhigh", "max"];
+            Err(not_among(path, &words, other))
+        }
+    }
+}
+
 /// The most tokens of thinking, said as a field of the request or among the template's variables.
-fn thinking_budget(body: &Fields<'_>, variables: &mut Map<String, Value>) -> Result<Option<usize>, ApiError> {
+pub(crate) fn thinking_budget(
+    body: &Fields<'_>,
+    variables: &mut Map<String, Value>,
+) -> Result<Option<usize>, ApiError> {
     let range = || 0..=i64::from(u32::MAX);
     let field = body.integer("thinking_budget", range())?;
     let variable = match body.object("chat_template_kwargs")? {
