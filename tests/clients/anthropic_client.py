@@ -55,6 +55,12 @@ def both(client, **request):
     return whole
 
 
+def check_models(client, model):
+    listed = client.models.list()
+    assert [(info.type, info.id) for info in listed] == [("model", model)] and listed._request_id, listed
+    assert client.models.retrieve(model).max_input_tokens > 0
+
+
 def check_text(client, model, demo):
     message = both(client, model=model, max_tokens=64, messages=[user(QUESTION)])
     assert message.role == "assistant" and message.model == model
@@ -184,6 +190,7 @@ def main():
     model = served_model(client)
     demo = not args.model_path
     checks = [
+        lambda: check_models(client, model),
         lambda: check_text(client, model, demo),
         lambda: check_events(client, model),
         lambda: check_thinking(client, model),

@@ -30,10 +30,13 @@ class Server:
         return self.process.wait(timeout=30)
 
 
-def arguments(description):
-    """The command line of a client check, and the server's flags that follow from it."""
+def arguments(description, **more):
+    """The command line of a client check, with `more` arguments and their meaning, and the server's flags that follow
+    from it."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("programs", help="folder that holds lily and lily-server")
+    for name, meaning in more.items():
+        parser.add_argument(name, help=meaning)
     parser.add_argument("--model-path")
     args = parser.parse_args()
     return args, ["--model-path", args.model_path] if args.model_path else []

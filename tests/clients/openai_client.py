@@ -6,11 +6,13 @@ Starts the server from that folder on a free port, runs the checks below against
 expects a clean end. Without --model-path the built-in demo is served.
 """
 
+import json
 import os
 import subprocess
 
 import lily_server
 import openai
+import pydantic
 
 QUESTION = "What is 17 + 25?"
 WEATHER = {
@@ -125,6 +127,155 @@ def check_completions(client, model):
     assert pieces == texts and texts[0] == texts[1], texts
 
 
+# The same tool as Responses declares it.
+FLAT_WEATHER = {"type": "function", **WEATHER["function"]}
+
+
+def said(response):
+    """What a response says, apart from ids and times."""
+    items = [item.to_dict() for item in response.output]
+    for item in items:
+        item.pop("id")
+        item.pop("call_id", None)
+    return items, response.status, response.usage.input_tokens, response.usage.output_tokens
+
+
+def responded(client, **request):
+    """The response, which must be the same whole and streamed, its events in the protocol's order."""
+    whole = client.responses.create(**request)
+    texts, arguments, reasoning, open_items, done, numbers = {}, {}, {}, [], [], []
+    with client.responses.create(**request, stream=True) as stream:
+        events = list(stream)
+    for event in events:
+        numbers.append(event.sequence_number)
+        place = getattr(event, "output_index", None)
+        match event.type:
+            case "response.output_item.added":
+                assert not open_items and place == len(done), event
+                open_items.append(place)
+            case "response.output_item.done":
+                assert open_items.pop() == place, event
+                done.append(event.item)
+            case "response.output_text.delta":
+                texts[place] = texts.get(place, "") + event.delta
+            case "response.output_text.done":
+                assert texts[place] == event.text, event
+            case "response.function_call_arguments.delta":
+                arguments[place] = arguments.get(place, "") + event.delta
+            case "response.function_call_arguments.done":
+                assert arguments[place] == event.arguments and json.loads(event.arguments) is not None, event
+            case "response.reasoning_text.delta" | "response.reasoning_summary_text.delta":
+                reasoning[place] = reasoning.get(place, "") + event.delta
+            case "response.reasoning_text.done" | "response.reasoning_summary_text.done":
+                assert reasoning[place] == event.text, event
+    assert [event.type for event in events[:2]] == ["response.created", "response.in_progress"], events
+    assert events[-1].type == f"response.{whole.status}" and not open_items, events
+    assert numbers == list(range(len(events))), numbers
+    last = events[-1].response
+    assert last.output == done and said(last) == said(whole), (last, whole)
+    assert "".join(texts.values()) == whole.output_text
+    return whole
+
+
+def check_responses(client, model, demo):
+    response = responded(client, model=model, input=QUESTION, max_output_tokens=64, metadata={"a": "b"})
+    if demo:
+        assert response.output_text == "42" and response.status == "completed", response
+    assert response.metadata == {"a": "b"} and response.model == model
+    same = [{"role": "user", "content": [{"type": "input_text", "text": QUESTION}]}]
+    assert said(responded(client, model=model, input=same, max_output_tokens=64)) == said(response)
+    short = responded(client, model=model, input="Hello! Who are you?", max_output_tokens=2)
+    assert (short.status, short.incomplete_details.reason) == ("incomplete", "max_output_tokens"), short
+    scored = responded(client, model=model, input=QUESTION, max_output_tokens=8, top_logprobs=2)
+    assert all(len(token.top_logprobs) == 2 for token in scored.output[0].content[0].logprobs), scored
+
+
+def check_response_reasoning(client, model):
+    request = {"model": model, "input": QUESTION, "max_output_tokens": 200}
+    plain = responded(client, **request, reasoning={"effort": "high"})
+    assert plain.output[0].type == "reasoning" and plain.output[0].content[0].text, plain
+    assert plain.usage.output_tokens_details.reasoning_tokens > 0
+    sealed = ["reasoning.encrypted_content"]
+    summed = responded(client, **request, reasoning={"effort": "high", "summary": "auto"}, include=sealed, store=False)
+    assert summed.output[0].summary[0].text == plain.output[0].content[0].text, summed
+    assert summed.output[0].encrypted_content and summed.output_text == plain.output_text
+    turns = [*user(QUESTION), *summed.output, *user("What is 2 + 2?")]
+    responded(client, **{**request, "input": turns}, reasoning={"effort": "none"})
+
+
+def check_response_tools(client, model, demo):
+    request = {"model": model, "tools": [FLAT_WEATHER], "max_output_tokens": 200, "instructions": "Be brief."}
+    question = user("What is the weather in Rome?")
+    response = responded(client, **request, input=question)
+    calls = [item for item in response.output if item.type == "function_call"]
+    if demo:
+        assert [json.loads(call.arguments) for call in calls] == [{"city": "Rome"}], response
+    output = '{"temperature": 21}'
+    results = [{"type": "function_call_output", "call_id": call.call_id, "output": output} for call in calls]
+    if results:
+        continued = responded(client, **request, input=results, previous_response_id=response.id)
+        sent_back = responded(client, **request, input=[*question, *response.output, *results], store=False)
+        assert said(continued) == said(sent_back)
+        assert not demo or "21" in continued.output_text, continued
+        kept = [item.type for item in client.responses.input_items.list(continued.id, order="asc")]
+        assert kept == ["message", "function_call", "function_call_output"], kept
+    forced = responded(client, **request, input=question, tool_choice={"type": "function", "name": "get_weather"})
+    assert [item.type for item in forced.output] == ["function_call"], forced
+
+
+class Sum(pydantic.BaseModel):
+    sum: int = pydantic.Field(ge=0, le=99)
+
+
+def check_response_formats(client, model):
+    # White space between words is allowed, and bounded; the demo likes it.
+    parsed = client.responses.parse(model=model, input=QUESTION, text_format=Sum, max_output_tokens=600)
+    assert isinstance(parsed.output_parsed, Sum), parsed
+    text = {"format": {"type": "json_object"}}
+    object = responded(client, model=model, input="JSON.", text=text, max_output_tokens=100)
+    assert object.output_text.startswith("{"), object
+
+
+def check_response_store(client, model):
+    request = {"model": model, "input": QUESTION, "max_output_tokens": 8}
+    kept = client.responses.create(**request)
+    assert client.responses.retrieve(kept.id) == kept
+    counted = client.responses.input_tokens.count(model=model, input=QUESTION)
+    assert counted.input_tokens == kept.usage.input_tokens
+    client.responses.delete(kept.id)
+    passing = client.responses.create(**request, store=False)
+    for id in (kept.id, passing.id):
+        for ask in (client.responses.retrieve, client.responses.delete, client.responses.input_items.list):
+            try:
+                ask(id)
+            except openai.NotFoundError:
+                continue
+            raise AssertionError(f"{id} is still there")
+
+
+def check_response_refusals(client, model):
+    image = [{"role": "user", "content": [{"type": "input_image", "image_url": "data:,"}]}]
+    orphan = [{"type": "function_call_output", "call_id": "nobody's", "output": "x"}]
+    cases = [
+        ({"background": True}, "background", "unsupported_parameter"),
+        ({"input": image}, "input[0].content[0].type", "unsupported_parameter"),
+        ({"input": orphan}, "input[0].call_id", "invalid_value"),
+        ({"input": "long " * 400_000}, "input", "context_length_exceeded"),
+        ({"model": "another"}, "model", "model_not_found"),
+        ({"previous_response_id": "resp_none"}, "previous_response_id", "previous_response_not_found"),
+        ({"temperature": 9}, "temperature", "invalid_value"),
+        ({"text": {"format": {"type": "json_schema", "name": "x", "schema": 7}}}, "text.format.schema", "invalid_value"),
+        ({"tools": [{"type": "file_search", "vector_store_ids": []}]}, "tools[0].type", "unsupported_parameter"),
+    ]
+    for change, field, code in cases:
+        try:
+            client.responses.create(**{"model": model, "input": "hi", **change})
+        except openai.APIStatusError as error:
+            assert (error.param, error.code) == (field, code), error
+        else:
+            raise AssertionError(f"{field} was accepted")
+
+
 def check_refusals(client, model):
     image = user([{"type": "image_url", "image_url": {"url": "data:,"}}])
     long = user("long " * 400_000)
@@ -164,8 +315,14 @@ def main():
         lambda: check_stop_and_length(client, model),
         lambda: check_completions(client, model),
         lambda: check_refusals(client, model),
+        lambda: check_responses(client, model, demo=not args.model_path),
+        lambda: check_response_reasoning(client, model),
+        lambda: check_response_tools(client, model, demo=not args.model_path),
+        lambda: check_response_formats(client, model),
+        lambda: check_response_store(client, model),
+        lambda: check_response_refusals(client, model),
     ]
-    lily_server.run(server, checks, [openai.OpenAIError])
+    lily_server.run(server, checks, [openai.OpenAIError, pydantic.ValidationError])
 
 
 if __name__ == "__main__":
