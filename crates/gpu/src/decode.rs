@@ -19,8 +19,8 @@ use crate::plan::{BufferId, Mode, Plan, Recorder, Recording, Role};
 use crate::stage::Stage;
 use crate::step::StepLayout;
 use crate::target::{
-    ACTIVATION_CHUNK_BYTES, ASKED_AHEAD, CHUNK_INPUTS, CHUNK4_BYTES, CHUNK8_BYTES, Launch, ROW_GROUP,
-    TILE_ROWS, Target, WeightLayout,
+    ACTIVATION_CHUNK_BYTES, ASKED_AHEAD, CHUNK_INPUTS, CHUNK4_BYTES, CHUNK8_BYTES, Launch, TILE_ROWS, Target,
+    WeightLayout,
 };
 
 /// The most rows of a step.
@@ -35,7 +35,7 @@ pub const RECURRENCE_PARTS: usize = 4;
 /// made.
 const CHOICE_WORDS: usize = 32;
 /// Words of a run of rows that share an expert.
-const ITEM_WORDS: usize = 4;
+const ITEM_WORDS: usize = 16;
 /// Words of a logit that is the largest of a block's, and its index.
 const BEST_WORDS: usize = 2;
 /// Bytes of a row of what the experts multiply that stand beside its chunks: the factor of the norm.
@@ -112,7 +112,7 @@ struct Workspace {
     choices: Vec<BufferId>,
     /// Inner activations, the shared expert's last: `[rows, top_k + 1, expert_width]`.
     inner: BufferId,
-    /// Runs of rows that share an expert, in a batch.
+    /// Runs of rows that share an expert, in a batch: how many, then u32 `[rows * (top_k + 1), ITEM_WORDS]`.
     items: BufferId,
     /// Products of the experts of a batch, `[rows, top_k + 1, hidden]`.
     products: BufferId,
@@ -157,7 +157,6 @@ impl<'a> Pass<'a> {
         let blocks = target.dense(geometry.vocab, shape.rows).grid[0] as usize;
         let slots = moe.top_k + 1;
         let packed = hidden.div_ceil(CHUNK_INPUTS) * ACTIVATION_CHUNK_BYTES + PACKED_ROW_BYTES;
-        let runs = moe.experts + MAX_ROWS / ROW_GROUP + moe.top_k / 2;
 
         let mut recorder = Recorder::new();
         let rows = shape.rows as u64;
@@ -184,7 +183,7 @@ impl<'a> Pass<'a> {
             items: recorder.buffer(
                 "items",
                 Role::Activations,
-                (ITEM_WORDS * (1 + runs) + shape.rows * slots) as u64 * U32,
+                (ITEM_WORDS * (1 + shape.rows * slots)) as u64 * U32,
             ),
             tokens: recorder.buffer("tokens", Role::Activations, MAX_ROWS as u64 * U32),
             step: recorder.buffer("step", Role::Step, StepLayout::BYTES as u64),
@@ -357,7 +356,8 @@ impl<'a> Pass<'a> {
             recording =
                 newest.fold(recording, |recording, range| recording.reach(kv, range, Mode::Write, position));
         }
-        recording.value(ordinal as u32).launch(attention_launch).end();
+        let pages = pages_ahead(self.shape.context);
+        recording.value(ordinal as u32).value(pages).launch(attention_launch).end();
         self.recorder
             .dispatch("attn_merge", Stage::AttnCore, Some(index))
             .reads(step)

@@ -64,7 +64,7 @@ pub const ROW_GROUP: usize = 8;
 /// Bytes of a chunk of one row's activations as a product reads them.
 pub const ACTIVATION_CHUNK_BYTES: usize = 544;
 /// The most bytes of the next layer's weights that a kernel asks the cache for.
-pub const ASKED_AHEAD: u64 = 8 << 20;
+pub const ASKED_AHEAD: u64 = 10 << 20;
 
 /// Threads of a warp.
 const WARP: usize = 32;
@@ -122,10 +122,8 @@ impl Target {
             Target::Cuda { .. } if batch == 1 => {
                 self.tiles(moe.top_k * moe.expert_width.div_ceil(ROW_GROUP), 1, DENSE_WARPS)
             }
-            Target::Cuda { .. } => {
-                let columns = moe.expert_width.div_ceil(WARP) as u32;
-                Launch::plain([columns, expert_items(moe, batch), 1], (EXPERT_WARPS * WARP) as u32)
-            }
+            // Blocks that stay and take one run of rows that share an expert after the other.
+            Target::Cuda { cores } => Launch::plain([cores, 1, 1], (EXPERT_WARPS * WARP) as u32),
             Target::Metal { .. } => self.blocks_of_rows(batch * moe.top_k * 2 * moe.expert_width),
         }
     }
@@ -137,10 +135,7 @@ impl Target {
                 let grid = [hidden.div_ceil(TILE_ROWS) as u32, 1, 1];
                 Launch::plain(grid, ((moe.top_k + 1) * WARP) as u32)
             }
-            Target::Cuda { .. } => {
-                let columns = hidden.div_ceil(EXPERT_WARPS * TILE_ROWS) as u32;
-                Launch::plain([columns, expert_items(moe, batch), 1], (EXPERT_WARPS * WARP) as u32)
-            }
+            Target::Cuda { cores } => Launch::plain([cores, 1, 1], (EXPERT_WARPS * WARP) as u32),
             Target::Metal { .. } => self.blocks_of_rows(hidden * batch),
         }
     }
@@ -158,11 +153,6 @@ impl Target {
         let groups = (rows.div_ceil(METAL_ROWS) as u32).min(cores * METAL_GROUPS);
         Launch::plain([groups, 1, 1], METAL_THREADS)
     }
-}
-
-/// The most runs of up to eight rows that share an expert, the shared expert's among them.
-fn expert_items(moe: &MoeGeometry, batch: usize) -> u32 {
-    ((batch * moe.top_k).min(moe.experts + batch) + batch.div_ceil(ROW_GROUP)) as u32
 }
 
 impl std::fmt::Display for Target {

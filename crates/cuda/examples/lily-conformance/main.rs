@@ -1,0 +1,132 @@
+//! Whether the CUDA backend computes what it should, on the card of this machine.
+//!
+//! `lily-conformance [--device N] [--heldout FILE]` runs alone on the built-in demo and on random weights that it
+//! writes itself, prints a line for each check, and ends with 1 where one of them fails. `--heldout` names the
+//! demo's held-out questions. `lily-conformance --full DIR` looks at a full-size checkpoint instead, and
+//! writes random weights of that size where there is no such directory.
+//!
+//! - `stages`: every stage against its f32 form, fed with what the card itself has before the stage.
+//! - `sequences`: the bits of an answer do not depend on chunks, batches, snapshots or exports.
+//! - `answers`: the demo's greedy tokens against the CPU backend's, and recall over thousands of tokens.
+//! - `full`: every stage of every layer of a full-size checkpoint, to its logits.
+
+mod answers;
+mod card;
+mod full;
+mod sequences;
+mod stages;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use lily_cuda::cache::Cache;
+use lily_cuda::memory_plan::Context;
+use lily_cuda::{CudaBackend, CudaOptions};
+use lily_model::weights::Weights;
+
+/// What went right and wrong.
+#[derive(Default)]
+pub struct Report {
+    failed: usize,
+}
+
+impl Report {
+    /// Notes the outcome of a check.
+    pub fn check(&mut self, name: &str, outcome: Result<String, String>) {
+        match outcome {
+            Ok(figures) => println!("ok      {name}: {figures}"),
+            Err(reason) => {
+                self.failed += 1;
+                println!("FAILED  {name}: {reason}");
+            }
+        }
+    }
+}
+
+/// The largest difference, relative to the root mean square of what is expected.
+pub fn relative(found: &[f32], expected: &[f32]) -> f32 {
+    assert_eq!(found.len(), expected.len());
+    let square: f32 = expected.iter().map(|x| x * x).sum::<f32>() / expected.len().max(1) as f32;
+    let scale = square.sqrt().max(f32::MIN_POSITIVE);
+    let worst =
+        found.iter().zip(expected).map(|(a, b)| if a.is_nan() { f32::INFINITY } else { (a - b).abs() });
+    worst.fold(0.0, f32::max) / scale
+}
+
+/// Root mean square of the differences, relative to that of what is expected.
+pub fn distance(found: &[f32], expected: &[f32]) -> f32 {
+    let square = |x: f32| f64::from(x) * f64::from(x);
+    let differences: f64 = found.iter().zip(expected).map(|(a, b)| square(a - b)).sum();
+    let all: f64 = expected.iter().map(|&x| square(x)).sum();
+    (differences / all.max(f64::MIN_POSITIVE)).sqrt() as f32
+}
+
+/// `Ok` with the figure where it is at most `most`.
+pub fn within(error: f32, most: f32) -> Result<String, String> {
+    let text = format!("differs by at most {error:.2e} of the root mean square, {most:.0e} allowed");
+    if error <= most { Ok(text) } else { Err(text) }
+}
+
+/// Opens `weights` on a card.
+pub fn open(weights: &Weights, device: usize, context: usize) -> Result<CudaBackend, String> {
+    let options = CudaOptions {
+        device,
+        context: Context::AtMost(context),
+        state_bytes: u64::MAX,
+        cache: Cache::of_user(),
+    };
+    CudaBackend::new(weights, &options, &|_, _| {}).map_err(|error| error.to_string())
+}
+
+struct Arguments {
+    device: usize,
+    full: Option<PathBuf>,
+    heldout: PathBuf,
+}
+
+fn arguments() -> Result<Arguments, String> {
+    let mut arguments = Arguments { device: 0, full: None, heldout: "demo/heldout.jsonl".into() };
+    let mut words = std::env::args().skip(1);
+    while let Some(flag) = words.next() {
+        let mut value = || words.next().ok_or(format!("{flag} needs a value"));
+        match flag.as_str() {
+            "--device" => arguments.device = value()?.parse().map_err(|_| "--device needs a number")?,
+            "--full" => arguments.full = Some(value()?.into()),
+            "--heldout" => arguments.heldout = value()?.into(),
+            _ => {
+                return Err(format!("{flag} is not known; flags are --device N, --full DIR, --heldout FILE"));
+            }
+        }
+    }
+    Ok(arguments)
+}
+
+fn run() -> Result<usize, String> {
+    let arguments = arguments()?;
+    let mut report = Report::default();
+    if let Some(dir) = &arguments.full {
+        full::run(&mut report, arguments.device, dir)?;
+        return Ok(report.failed);
+    }
+    stages::run(&mut report, arguments.device)?;
+    sequences::run(&mut report, arguments.device)?;
+    answers::run(&mut report, arguments.device, &arguments.heldout)?;
+    Ok(report.failed)
+}
+
+fn main() -> ExitCode {
+    match run() {
+        Ok(0) => {
+            println!("everything conforms");
+            ExitCode::SUCCESS
+        }
+        Ok(failed) => {
+            println!("{failed} checks failed");
+            ExitCode::FAILURE
+        }
+        Err(error) => {
+            eprintln!("lily-conformance: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}

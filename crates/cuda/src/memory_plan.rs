@@ -1,0 +1,116 @@
+//! What a model takes of a card, known before anything is loaded.
+
+use std::fmt;
+
+use lily_gpu::decode::Shape;
+use lily_gpu::layout::PAGE_TOKENS;
+use lily_gpu::plan::Plan;
+
+use crate::driver::Card;
+use crate::error::CudaError;
+use crate::pages::Store;
+use crate::{program, weights};
+
+/// Bytes that are left to the driver: kernels, graphs, tables of pages, staging.
+const LEFT: u64 = 512 << 20;
+const GB: f64 = 1e9;
+
+/// How much context is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Context {
+    /// So many tokens; less is an error.
+    Exactly(usize),
+    /// So many tokens, or fewer where there is no room.
+    AtMost(usize),
+}
+
+impl Context {
+    /// No more than `most`.
+    pub fn within(self, most: usize) -> Context {
+        match self {
+            Context::Exactly(tokens) => Context::Exactly(tokens.min(most)),
+            Context::AtMost(tokens) => Context::AtMost(tokens.min(most)),
+        }
+    }
+}
+
+/// Bytes of the card's memory, by what they are for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryPlan {
+    /// Tokens of context.
+    pub context: usize,
+    /// The weights.
+    pub weights: u64,
+    /// What stages hand to each other.
+    pub workspace: u64,
+    /// One sequence of the whole context: recurrent state, keys and values.
+    pub sequence: u64,
+    /// The most that all sequences and snapshots may take together.
+    pub state: u64,
+    /// What was free before.
+    pub free: u64,
+}
+
+impl MemoryPlan {
+    /// The plan for `context` tokens, or for as many as there is room for where less will do, with `free` bytes
+    /// free of which sequences and snapshots may take `state_limit`.
+    ///
+    /// # Errors
+    /// [`CudaError::CardTooSmall`] where one sequence of that length does not fit beside the weights.
+    pub fn new(
+        card: &Card,
+        plans: &[(Shape, Plan)],
+        store: &Store,
+        context: Context,
+        free: u64,
+        state_limit: u64,
+    ) -> Result<MemoryPlan, CudaError> {
+        let weights = plans.first().map_or(0, |(_, plan)| weights::bytes(plan));
+        let workspace = program::workspace_bytes(plans);
+        let beside = weights + workspace + LEFT;
+        let state = free.saturating_sub(beside).min(state_limit);
+        let (context, fits) = match context {
+            Context::Exactly(tokens) => (tokens, store.sequence_bytes(tokens) as u64 <= state),
+            Context::AtMost(tokens) => {
+                let pages =
+                    state.saturating_sub(store.sequence_bytes(0) as u64) / store.kv.page_bytes() as u64;
+                let room = usize::try_from(pages).unwrap_or(usize::MAX).saturating_mul(PAGE_TOKENS);
+                (tokens.min(room.max(1)), room > 0)
+            }
+        };
+        let sequence = store.sequence_bytes(context) as u64;
+        let plan = MemoryPlan { context, weights, workspace, sequence, state, free };
+        if !fits {
+            let (needed, parts) = (gb(beside + sequence), plan.parts());
+            return Err(CudaError::CardTooSmall { card: card.name.clone(), free: gb(free), needed, parts });
+        }
+        Ok(plan)
+    }
+
+    fn parts(&self) -> String {
+        format!(
+            "{} of weights, {} for {} tokens of context, {} of workspace, {} for the driver",
+            gb(self.weights),
+            gb(self.sequence),
+            self.context,
+            gb(self.workspace),
+            gb(LEFT)
+        )
+    }
+}
+
+fn gb(bytes: u64) -> String {
+    format!("{:.2} GB", bytes as f64 / GB)
+}
+
+impl fmt::Display for MemoryPlan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{}; {} for all sequences and snapshots together; the card has {} free",
+            self.parts(),
+            gb(self.state),
+            gb(self.free)
+        )
+    }
+}

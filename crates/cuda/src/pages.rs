@@ -1,0 +1,129 @@
+//! Memory of sequences on the card: pages of keys and values, and recurrent states.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use lily_engine::backend::BackendError;
+use lily_engine::meter::{Charge, Meter};
+use lily_gpu::layout::{KvLayout, StateLayout};
+use lily_model::geometry::Geometry;
+
+use crate::driver::{Gpu, Memory};
+
+/// Bytes behind a state for the token that was sampled last.
+const SAMPLED_BYTES: usize = size_of::<u32>();
+
+/// Sizes, and where memory comes from.
+#[derive(Clone, Debug)]
+pub struct Store {
+    /// The card.
+    pub gpu: Arc<Gpu>,
+    /// Layout of a page.
+    pub kv: KvLayout,
+    /// Layout of a state.
+    pub state: StateLayout,
+    /// All of it.
+    pub meter: Meter,
+}
+
+/// Keys and values of [`lily_gpu::layout::PAGE_TOKENS`] positions.
+#[derive(Debug)]
+pub struct Page {
+    memory: Memory,
+    charge: Charge,
+    /// Snapshots that hold the page.
+    snapshots: AtomicUsize,
+}
+
+/// The recurrent state of a sequence, and its last sampled token.
+#[derive(Debug)]
+pub struct State {
+    memory: Memory,
+    charge: Charge,
+}
+
+impl Store {
+    /// For a model on a card, with room for `limit` bytes.
+    pub fn new(gpu: &Arc<Gpu>, geometry: &Geometry, limit: usize) -> Store {
+        Store {
+            gpu: Arc::clone(gpu),
+            kv: KvLayout::new(geometry),
+            state: StateLayout::new(geometry),
+            meter: Meter::new(limit),
+        }
+    }
+
+    /// Bytes that a sequence of `tokens` tokens takes when it shares nothing.
+    pub fn sequence_bytes(&self, tokens: usize) -> usize {
+        self.state_bytes().saturating_add(self.kv.pages(tokens).saturating_mul(self.kv.page_bytes()))
+    }
+
+    fn state_bytes(&self) -> usize {
+        self.state.bytes() + SAMPLED_BYTES
+    }
+
+    /// A page of zeros.
+    pub fn page(&self) -> Result<Page, BackendError> {
+        const WHAT: &str = "a page of the KV cache";
+        let bytes = self.kv.page_bytes();
+        // Charged first: what passes the limit is not even asked of the card.
+        let charge = self.meter.charge(WHAT, bytes)?;
+        Ok(Page { memory: self.gpu.allocate(WHAT, bytes)?, charge, snapshots: AtomicUsize::new(0) })
+    }
+
+    /// A page with what `page` holds.
+    pub fn copy_page(&self, page: &Page) -> Result<Page, BackendError> {
+        let copy = self.page()?;
+        self.gpu.copy(copy.address(), page.address(), self.kv.page_bytes())?;
+        Ok(copy)
+    }
+
+    /// A state of zeros.
+    pub fn state(&self) -> Result<State, BackendError> {
+        const WHAT: &str = "the recurrent state of a sequence";
+        let bytes = self.state_bytes();
+        let charge = self.meter.charge(WHAT, bytes)?;
+        Ok(State { memory: self.gpu.allocate(WHAT, bytes)?, charge })
+    }
+
+    /// A state with what `state` holds once all that is enqueued is done.
+    pub fn copy_state(&self, state: &State) -> Result<State, BackendError> {
+        let copy = self.state()?;
+        self.gpu.copy(copy.address(), state.address(), self.state_bytes())?;
+        Ok(copy)
+    }
+}
+
+impl Page {
+    /// Where it lies.
+    pub fn address(&self) -> u64 {
+        self.memory.address()
+    }
+
+    /// Counts the page as held by one snapshot more. Returns its bytes where none held it before.
+    pub fn hold(&self) -> usize {
+        if self.snapshots.fetch_add(1, Ordering::Relaxed) == 0 { self.charge.bytes() } else { 0 }
+    }
+
+    /// Undoes one [`Page::hold`]. Returns its bytes where no snapshot holds it any more.
+    pub fn release(&self) -> usize {
+        if self.snapshots.fetch_sub(1, Ordering::Relaxed) == 1 { self.charge.bytes() } else { 0 }
+    }
+}
+
+impl State {
+    /// Where it lies.
+    pub fn address(&self) -> u64 {
+        self.memory.address()
+    }
+
+    /// Where the last sampled token lies.
+    pub fn sampled(&self) -> u64 {
+        self.address() + (self.memory.bytes() - SAMPLED_BYTES) as u64
+    }
+
+    /// Its size as counted.
+    pub fn bytes(&self) -> usize {
+        self.charge.bytes()
+    }
+}

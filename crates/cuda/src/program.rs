@@ -1,0 +1,254 @@
+//! Plans made executable: kernels loaded, buffers allocated, and each plan captured as a graph.
+
+use std::collections::HashMap;
+use std::ffi::c_void;
+use std::sync::Arc;
+
+use lily_gpu::decode::{self, MAX_ROWS, SPANS, Shape};
+use lily_gpu::layout::PAGE_TOKENS;
+use lily_gpu::plan::{Arg, Dispatch, Plan, Role};
+use lily_gpu::stage::Stage;
+use lily_gpu::target::{ROW_GROUP, Target};
+use lily_model::weights::Weights;
+
+use crate::compile::Cubin;
+use crate::driver::{Gpu, Graph, Kernel, Memory, Module};
+use crate::error::CudaError;
+use crate::weights::Loaded;
+
+/// Shared memory that every kernel may have without being asked for.
+const COMMON_SHARED: u32 = 48 << 10;
+/// Keys and values of one KV head in a page: 64 positions of 256 elements, f16.
+const PAGE_OF_HEAD_BYTES: u32 = 2 * 64 * 256 * 2;
+/// What a block of the head leaves of a row: a logit and its index.
+const BEST_BYTES: u64 = 8;
+/// Where buffers begin.
+const ALIGNMENT: u64 = 256;
+
+/// The longest context of which each part is a single page.
+const SHORT: usize = SPANS * PAGE_TOKENS;
+
+/// How many rows a program takes at the most; a step takes the first that has room for it.
+pub fn buckets() -> impl Iterator<Item = usize> {
+    std::iter::once(1).chain((1..=MAX_ROWS / ROW_GROUP).map(|groups| groups * ROW_GROUP))
+}
+
+/// The plans of all buckets, each for short contexts and for any.
+pub fn plans(weights: &Weights, target: Target) -> Vec<(Shape, Plan)> {
+    let contexts = [SHORT, weights.geometry.max_context.max(SHORT)];
+    let shapes = buckets().flat_map(|rows| contexts.map(|context| Shape { rows, context }));
+    shapes.map(|shape| (shape, decode::record(weights, target, shape))).collect()
+}
+
+/// The card that plans are made for.
+pub fn target(gpu: &Gpu) -> Target {
+    Target::Cuda { cores: gpu.card.multiprocessors }
+}
+
+/// Whether the program allocates a buffer, other than loading it or finding it through a sequence.
+fn is_workspace(role: Role) -> bool {
+    matches!(role, Role::Step | Role::Activations)
+}
+
+/// Bytes of what the plans' kernels hand to each other, by name; plans share buffers.
+fn workspace(plans: &[(Shape, Plan)]) -> HashMap<&str, u64> {
+    let mut sizes = HashMap::new();
+    for buffer in plans.iter().flat_map(|(_, plan)| &plan.buffers).filter(|b| is_workspace(b.role)) {
+        let size = sizes.entry(buffer.name.as_str()).or_insert(0);
+        *size = buffer.bytes.max(*size);
+    }
+    sizes
+}
+
+/// Bytes of the workspace that all plans share.
+pub fn workspace_bytes(plans: &[(Shape, Plan)]) -> u64 {
+    workspace(plans).values().map(|bytes| bytes.next_multiple_of(ALIGNMENT)).sum()
+}
+
+/// All that runs a step.
+pub struct Programs {
+    /// In the order of `plans`.
+    graphs: Vec<(Shape, Graph)>,
+    plans: Vec<(Shape, Plan)>,
+    kernels: HashMap<&'static str, Kernel>,
+    addresses: HashMap<String, u64>,
+    gpu: Arc<Gpu>,
+    _modules: Vec<Module>,
+    _memory: Memory,
+}
+
+impl Programs {
+    /// Loads the kernels and captures every plan.
+    pub fn new(
+        gpu: &Arc<Gpu>,
+        mut plans: Vec<(Shape, Plan)>,
+        cubins: &[Cubin],
+        weights: &Loaded,
+    ) -> Result<Programs, CudaError> {
+        let modules: Vec<(Stage, Module)> = cubins
+            .iter()
+            .map(|cubin| Ok((cubin.stage, gpu.load(&cubin.bytes)?)))
+            .collect::<Result<_, CudaError>>()?;
+        for (_, plan) in &mut plans {
+            take_shapes(gpu, plan, &modules)?;
+        }
+        let kernels = kernels(gpu, &plans, &modules)?;
+        let bytes = usize::try_from(workspace_bytes(&plans)).unwrap_or(usize::MAX);
+        let memory = gpu.allocate("the workspace", bytes)?;
+        let mut addresses = HashMap::new();
+        let mut next = memory.address();
+        for (name, bytes) in workspace(&plans) {
+            addresses.insert(name.to_owned(), next);
+            next += bytes.next_multiple_of(ALIGNMENT);
+        }
+        let names = plans.iter().flat_map(|(_, plan)| &plan.buffers).filter(|b| b.role == Role::Weights);
+        for buffer in names {
+            let address = weights.address(&buffer.name).ok_or_else(|| missing(&buffer.name))?;
+            addresses.insert(buffer.name.clone(), address);
+        }
+        let mut programs = Programs {
+            graphs: Vec::new(),
+            plans,
+            kernels,
+            addresses,
+            gpu: Arc::clone(gpu),
+            _modules: modules.into_iter().map(|(_, module)| module).collect(),
+            _memory: memory,
+        };
+        let capture = |(shape, plan): &(Shape, Plan)| {
+            let launches = |gpu: &Gpu| plan.dispatches.iter().try_for_each(|d| programs.launch(gpu, plan, d));
+            Ok((*shape, gpu.capture(launches)?))
+        };
+        programs.graphs = programs.plans.iter().map(capture).collect::<Result<_, CudaError>>()?;
+        Ok(programs)
+    }
+
+    /// The pass for a step of `rows` rows, at most [`MAX_ROWS`], whose longest context is `context` after it.
+    pub fn graph(&self, rows: usize, context: usize) -> &Graph {
+        &self.graphs[self.index(rows, context)].1
+    }
+
+    /// The plan of the same pass.
+    pub fn plan(&self, rows: usize, context: usize) -> &Plan {
+        &self.plans[self.index(rows, context)].1
+    }
+
+    fn index(&self, rows: usize, context: usize) -> usize {
+        let fits = |(shape, _): &(Shape, Plan)| rows <= shape.rows && context <= shape.context;
+        self.plans.iter().position(fits).unwrap_or(self.plans.len() - 1)
+    }
+
+    /// Address of a buffer of the workspace or of the weights.
+    pub fn address(&self, name: &str) -> Option<u64> {
+        self.addresses.get(name).copied()
+    }
+
+    /// Launches one dispatch of a plan on the main stream.
+    pub fn launch(&self, gpu: &Gpu, plan: &Plan, dispatch: &Dispatch) -> Result<(), CudaError> {
+        let mut addresses = Vec::with_capacity(dispatch.args.len());
+        for arg in &dispatch.args {
+            addresses.push(match *arg {
+                Arg::Buffer(buffer, offset) => {
+                    let name = &plan.buffers[buffer.0].name;
+                    self.address(name).ok_or_else(|| missing(name))? + offset
+                }
+                // A parameter of four bytes is read from the first four.
+                Arg::Value(value) => u64::from(value),
+            });
+        }
+        let mut arguments: Vec<*mut c_void> =
+            addresses.iter_mut().map(|address| (&raw mut *address).cast()).collect();
+        let kernel = self.kernels.get(dispatch.kernel).ok_or_else(|| missing(dispatch.kernel))?;
+        // SAFETY: the plan's arguments are the kernel's parameters in their order, and its ranges stay within the
+        // buffers, which live as long as `self`.
+        unsafe { kernel.launch(gpu, dispatch.grid, dispatch.threads, dispatch.shared_bytes, &mut arguments) }
+    }
+}
+
+impl std::fmt::Debug for Programs {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Programs({} graphs on {})", self.graphs.len(), self.gpu.card.name)
+    }
+}
+
+/// Takes over the launch shapes that the kernels were compiled for, as their modules name them: blocks along x,
+/// threads, shared memory. How many rows a launch is for is the plan's to say.
+fn take_shapes(gpu: &Gpu, plan: &mut Plan, modules: &[(Stage, Module)]) -> Result<(), CudaError> {
+    let Plan { buffers, dispatches, .. } = plan;
+    for dispatch in dispatches {
+        let module = modules.iter().find(|(stage, _)| *stage == file_of(dispatch));
+        let Some((_, module)) = module else { return Err(missing(dispatch.kernel)) };
+        let name = format!("{}_launch", dispatch.kernel);
+        let [blocks, threads, shared_bytes, takes_all] =
+            module.words(&name)?.ok_or_else(|| missing(&name))?;
+        dispatch.threads = threads;
+        dispatch.shared_bytes = shared_bytes;
+        match dispatch.stage {
+            // A block a row.
+            Stage::Embed | Stage::Sample => continue,
+            Stage::Head => {
+                let room = buffers.iter().find(|buffer| buffer.name == "best").map_or(0, |b| b.bytes);
+                let rows = u64::from(dispatch.grid[1])
+                    * if dispatch.kernel == "head" { 1 } else { ROW_GROUP as u64 };
+                if u64::from(blocks) * BEST_BYTES * rows > room {
+                    return Err(missing("room for what the blocks of the head leave"));
+                }
+            }
+            Stage::AttnCore if dispatch.kernel.starts_with("attn_core") => {
+                // Beside what the kernel always has, its pages under way, as many as the card has room for.
+                let room = gpu.card.shared_bytes.saturating_sub(shared_bytes) / PAGE_OF_HEAD_BYTES;
+                if let Some(Arg::Value(pages)) = dispatch.args.last_mut() {
+                    *pages = (*pages).min(room).max(1);
+                    dispatch.shared_bytes += *pages * PAGE_OF_HEAD_BYTES;
+                }
+            }
+            _ => {}
+        }
+        dispatch.grid[0] = blocks;
+        // A block may take all rows, one group after the other.
+        if takes_all != 0 {
+            dispatch.grid[1] = 1;
+        }
+    }
+    Ok(())
+}
+
+/// The kernels that the plans name, each with the most shared memory that one of them gives it.
+fn kernels(
+    gpu: &Gpu,
+    plans: &[(Shape, Plan)],
+    modules: &[(Stage, Module)],
+) -> Result<HashMap<&'static str, Kernel>, CudaError> {
+    let mut shared: HashMap<&'static str, (Stage, u32)> = HashMap::new();
+    for dispatch in plans.iter().flat_map(|(_, plan)| &plan.dispatches) {
+        let (_, most) = shared.entry(dispatch.kernel).or_insert((file_of(dispatch), 0));
+        *most = dispatch.shared_bytes.max(*most);
+    }
+    let dispatches = || plans.iter().flat_map(|(_, plan)| &plan.dispatches);
+    let mut kernels = HashMap::new();
+    for (name, (stage, bytes)) in shared {
+        let module = modules.iter().find(|(known, _)| *known == stage).ok_or_else(|| missing(name))?;
+        let kernel = module.1.kernel(name)?;
+        let parameters = kernel.parameters(gpu)?;
+        if let Some(other) = dispatches().find(|d| d.kernel == name && d.args.len() != parameters) {
+            let found = other.args.len();
+            let what = format!("{name} has {parameters} parameters and its plan {found} arguments");
+            return Err(CudaError::Model(format!("{what}; please report this")));
+        }
+        if bytes > COMMON_SHARED {
+            kernel.allow_shared(gpu, bytes)?;
+        }
+        kernels.insert(name, kernel);
+    }
+    Ok(kernels)
+}
+
+/// The stage in whose file a dispatch's kernel stands: its own, but that the kernel which writes a batch's keys
+/// stands beside the one that reads them.
+fn file_of(dispatch: &Dispatch) -> Stage {
+    if dispatch.kernel == "attn_kv_batch" { Stage::AttnCore } else { dispatch.stage }
+}
+
+fn missing(name: &str) -> CudaError {
+    CudaError::Model(format!("its plan names {name}, which nobody has; please report this"))
+}

@@ -1,0 +1,145 @@
+//! The kernels' sources, as they are embedded in the program, and the macros that make them this model's.
+
+use lily_gpu::decode::{MAX_ROWS, SPANS};
+use lily_gpu::layout::PAGE_TOKENS;
+use lily_gpu::stage::Stage;
+use lily_model::geometry::{Geometry, LayerKind};
+
+use crate::error::CudaError;
+
+/// What the kernels include.
+pub const HEADERS: [(&str, &str); 3] = [
+    ("common.cuh", include_str!("../kernels/common.cuh")),
+    ("tiles.cuh", include_str!("../kernels/tiles.cuh")),
+    ("choice.cuh", include_str!("../kernels/choice.cuh")),
+];
+
+/// The source of a stage.
+pub fn source(stage: Stage) -> &'static str {
+    match stage {
+        Stage::Embed => include_str!("../kernels/embed.cu"),
+        Stage::DeltaIn => include_str!("../kernels/delta_in.cu"),
+        Stage::DeltaCore => include_str!("../kernels/delta_core.cu"),
+        Stage::DeltaOut => include_str!("../kernels/delta_out.cu"),
+        Stage::AttnIn => include_str!("../kernels/attn_in.cu"),
+        Stage::AttnCore => include_str!("../kernels/attn_core.cu"),
+        Stage::AttnOut => include_str!("../kernels/attn_out.cu"),
+        Stage::MoeRoute => include_str!("../kernels/moe_route.cu"),
+        Stage::MoeUp => include_str!("../kernels/moe_up.cu"),
+        Stage::MoeDown => include_str!("../kernels/moe_down.cu"),
+        Stage::Head => include_str!("../kernels/head.cu"),
+        Stage::Sample => include_str!("../kernels/sample.cu"),
+    }
+}
+
+/// What the kernels are cut to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Chip {
+    /// The compiler's name of the architecture.
+    pub architecture: String,
+    /// Streaming multiprocessors.
+    pub multiprocessors: u32,
+    /// Bytes of shared memory that one block may have.
+    pub shared_bytes: u32,
+}
+
+/// The compiler's flags for a model on a chip.
+pub fn flags(geometry: &Geometry, chip: &Chip) -> Vec<String> {
+    let Geometry { attention, delta, moe, .. } = geometry;
+    let numbers = [
+        ("HIDDEN", geometry.hidden),
+        ("VOCAB", geometry.vocab),
+        ("HEADS", attention.heads),
+        ("KV_HEADS", attention.kv_heads),
+        ("HEAD_DIM", attention.head_dim),
+        ("ROTARY_DIM", attention.rotary_dim),
+        ("KEY_HEADS", delta.key_heads),
+        ("VALUE_HEADS", delta.value_heads),
+        ("KEY_DIM", delta.key_dim),
+        ("VALUE_DIM", delta.value_dim),
+        ("CONV_WIDTH", delta.conv_width),
+        ("EXPERTS", moe.experts),
+        ("TOP_K", moe.top_k),
+        ("EXPERT_WIDTH", moe.expert_width),
+        ("SHARED_WIDTH", moe.shared_width),
+        ("DELTA_LAYERS", geometry.count(LayerKind::Delta)),
+        ("ATTN_LAYERS", geometry.count(LayerKind::Attention)),
+        ("MULTIPROCESSORS", chip.multiprocessors as usize),
+        ("SHARED_LIMIT", chip.shared_bytes as usize),
+    ];
+    let mut flags =
+        vec![format!("-arch={}", chip.architecture), "-std=c++17".to_owned(), "-default-device".to_owned()];
+    flags.extend(numbers.iter().map(|(name, value)| format!("-D{name}={value}")));
+    flags.push(format!("-DRMS_EPS={:e}f", geometry.rms_eps));
+    flags
+}
+
+/// Refuses models that the kernels are not written for.
+pub fn check(geometry: &Geometry) -> Result<(), CudaError> {
+    let Geometry { hidden, attention, delta, moe, .. } = geometry;
+    let width = attention.heads * attention.head_dim;
+    let needs = [
+        (attention.head_dim == 256 && attention.rotary_dim == 64, "attention heads of 256, of which 64 turn"),
+        (attention.heads == 8 * attention.kv_heads, "eight query heads for each KV head"),
+        (
+            delta.key_dim == 128 && delta.value_dim == 128 && delta.conv_width == 4,
+            "DeltaNet heads of 128 and four taps",
+        ),
+        (delta.value_heads.is_multiple_of(delta.key_heads), "as many value heads for each key head"),
+        (
+            moe.top_k == 8 && moe.experts.is_multiple_of(32) && moe.experts <= 256,
+            "8 of at most 256 experts, a multiple of 32",
+        ),
+        (
+            moe.shared_width == moe.expert_width
+                && moe.expert_width.is_multiple_of(32)
+                && moe.expert_width <= 512,
+            "experts as wide as the shared one, at most 512 and a multiple of 32",
+        ),
+        (hidden.is_multiple_of(128) && *hidden <= 2048, "a width of at most 2048, a multiple of 128"),
+        (width.max(delta.value_width()) <= 4096, "mixers of at most 4096"),
+        (geometry.max_context <= 1 << 24, "at most 2^24 positions"),
+    ];
+    match needs.iter().find(|(holds, _)| !holds) {
+        Some((_, what)) => Err(CudaError::Model(format!("its kernels need {what}"))),
+        None => Ok(()),
+    }
+}
+
+/// What the headers say themselves and the host must agree with.
+pub const CONSTANTS: [(&str, usize); 3] =
+    [("MAX_ROWS", MAX_ROWS), ("SPANS", SPANS), ("PAGE_TOKENS", PAGE_TOKENS)];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use lily_model::checkpoint::Checkpoint;
+
+    #[test]
+    fn headers_and_host_have_the_same_constants() {
+        let (_, common) = HEADERS[0];
+        for (name, value) in CONSTANTS {
+            assert!(common.contains(&format!("constexpr int {name} = {value};")), "{name}");
+        }
+    }
+
+    #[test]
+    fn the_model_and_the_demo_are_what_the_kernels_are_written_for() {
+        check(&Geometry::qwen3_6_35b_a3b()).unwrap();
+        let mut geometry = Checkpoint::demo().unwrap().geometry().clone();
+        check(&geometry).unwrap();
+        geometry.moe.top_k = 4;
+        assert!(check(&geometry).unwrap_err().to_string().contains("8 of at most 256 experts"));
+    }
+
+    #[test]
+    fn the_flags_name_the_geometry() {
+        let chip = Chip { architecture: "sm_90a".into(), multiprocessors: 132, shared_bytes: 232_448 };
+        let flags = flags(&Geometry::qwen3_6_35b_a3b(), &chip);
+        for flag in
+            ["-arch=sm_90a", "-DMULTIPROCESSORS=132", "-DHIDDEN=2048", "-DRMS_EPS=1e-6f", "-DATTN_LAYERS=10"]
+        {
+            assert!(flags.iter().any(|known| known == flag), "{flag} in {flags:?}");
+        }
+    }
+}
