@@ -1,9 +1,12 @@
 //! The command line: what can be asked for, with the help text that a person reads.
 
-use std::net::IpAddr;
+mod serve;
+
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+
+pub use serve::{AccessArgs, LimitArgs, LogArgs, LogFormat, PlaceArgs, ServeArgs};
 
 /// One engine for one model: Qwen3.6-35B-A3B, 4-bit, on the machine in front of you.
 #[derive(Debug, Parser)]
@@ -19,7 +22,7 @@ pub struct Lily {
 pub enum Command {
     /// Ask a question, or talk: without a question, in a terminal, an interactive session
     Chat(ChatArgs),
-    /// Serve the model over HTTP in OpenAI's protocol
+    /// Serve the model over HTTP in OpenAI's and Anthropic's protocols
     Serve(ServeArgs),
     /// Measure prefill and decode speed, memory, and how near they come to what the machine can do
     Bench(BenchArgs),
@@ -35,7 +38,11 @@ pub enum Command {
 
 /// `lily-server`: the same as `lily serve`.
 #[derive(Debug, Parser)]
-#[command(name = "lily-server", version, about = "Serve the model over HTTP in OpenAI's protocol")]
+#[command(
+    name = "lily-server",
+    version,
+    about = "Serve the model over HTTP in OpenAI's and Anthropic's protocols"
+)]
 pub struct LilyServer {
     /// The flags of `lily serve`.
     #[command(flatten)]
@@ -123,29 +130,6 @@ pub struct ChatArgs {
     /// The prefix cache.
     #[command(flatten)]
     pub cache: CacheArgs,
-}
-
-/// Arguments of `lily serve` and `lily-server`.
-#[derive(Clone, Debug, Args)]
-pub struct ServeArgs {
-    /// The model.
-    #[command(flatten)]
-    pub model: ModelArgs,
-    /// The prefix cache.
-    #[command(flatten)]
-    pub cache: CacheArgs,
-    /// Address to listen on; the default is reached from this machine only
-    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1")]
-    pub host: IpAddr,
-    /// Port to listen on; 0 takes a free one
-    #[arg(long, value_name = "N", default_value_t = 8000)]
-    pub port: u16,
-    /// Name that clients call the model by [default: the checkpoint's]
-    #[arg(long, value_name = "NAME")]
-    pub model_name: Option<String>,
-    /// Serve only requests that carry this key (`Authorization: Bearer KEY`)
-    #[arg(long, value_name = "KEY")]
-    pub api_key: Option<String>,
 }
 
 /// Arguments of `lily bench`.

@@ -4,8 +4,9 @@ use lily_engine::engine::Request;
 use lily_engine::output::Delta;
 use lily_engine::sampler::SamplingParams;
 use lily_engine::tool_calls::ToolCall;
-use lily_server::answer::{Answer, End, News};
+use lily_server::answer::{Answer, End, Form, News};
 use lily_server::chat_model::ChatModel;
+use lily_server::record::Record;
 use serde_json::{Map, Value};
 
 use crate::args::SamplingArgs;
@@ -49,7 +50,8 @@ pub async fn ask(
         max_tokens: ask.max_tokens,
         ..Request::new(prompt.tokens)
     })?;
-    let mut answer = Answer::new(generation, prompt.thinking, ask.tools);
+    let form = Form::Turn { thinking: prompt.thinking, tools: ask.tools };
+    let mut answer = Answer::new(generation, form, Record::default());
     let mut progress = Prefill::default();
     let (mut content, mut calls) = (String::new(), Vec::<ToolCall>::new());
     loop {

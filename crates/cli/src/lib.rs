@@ -17,6 +17,7 @@ pub mod args;
 pub mod budget;
 pub mod commands;
 pub mod conversation;
+pub mod log;
 pub mod machine;
 pub mod progress;
 pub mod session;

@@ -12,8 +12,9 @@ use lily_engine::prefix_cache::positions::TurnMarkers;
 use lily_model::checkpoint::Checkpoint;
 use lily_model::tokenizer::{Tokenizer, markers};
 use lily_server::chat_model::{ChatModel, unix_time};
+use lily_server::record::Recorder;
 
-use crate::args::{CacheArgs, ModelArgs};
+use crate::args::{CacheArgs, ModelArgs, PlaceArgs};
 use crate::budget::Budget;
 use crate::{machine, progress};
 
@@ -46,8 +47,8 @@ pub struct Session {
     pub budget: Budget,
 }
 
-/// Loads what `args` name. Says on standard error when that is the demo.
-pub fn start(args: &ModelArgs, cache: &CacheArgs) -> anyhow::Result<Session> {
+/// Loads what `args` name and gives it `places`. Says on standard error when that is the demo.
+pub fn start(args: &ModelArgs, cache: &CacheArgs, places: PlaceArgs) -> anyhow::Result<Session> {
     let spinner = progress::spinner("loading the model");
     let checkpoint = open(args)?;
     let budget = budget(args, &checkpoint, DEFAULT_CONTEXT)?;
@@ -58,6 +59,8 @@ pub fn start(args: &ModelArgs, cache: &CacheArgs) -> anyhow::Result<Session> {
     let options = EngineOptions {
         eos_token_ids: defaults.eos_token_ids.clone(),
         busy_chunk: BUSY_CHUNK,
+        max_running: places.max_concurrent,
+        max_waiting: places.max_queue,
         cache,
         ..EngineOptions::default()
     };
@@ -70,6 +73,7 @@ pub fn start(args: &ModelArgs, cache: &CacheArgs) -> anyhow::Result<Session> {
         defaults,
         think: args.think,
         turns: Default::default(),
+        recorder: Recorder::default(),
     };
     spinner.finish_and_clear();
     if args.model_path.is_none() {

@@ -230,7 +230,7 @@ impl Engine {
         self.handle.queue.load()
     }
 
-    /// What it has done and what it holds, as of the last request that ended.
+    /// What it has done and what it holds, as of its last iteration.
     pub fn stats(&self) -> Stats {
         self.handle.queue.stats()
     }
@@ -238,6 +238,11 @@ impl Engine {
     /// Why the engine no longer takes requests, if it does not.
     pub fn stopped(&self) -> Option<String> {
         self.handle.queue.stopped()
+    }
+
+    /// How the device failed at last, unless it has worked since: requests are taken, and likely to fail.
+    pub fn trouble(&self) -> Option<String> {
+        self.handle.queue.trouble()
     }
 
     /// The tokenizer that the engine was started with.

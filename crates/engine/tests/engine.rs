@@ -372,7 +372,7 @@ fn more_requests_than_may_wait_are_refused_until_one_is_done() {
     let request = || Request { max_tokens: Some(2), ..ask("Hi") };
     let taken: Vec<Generation> = (0..3).map(|_| engine.submit(request()).unwrap()).collect();
     let error = engine.submit(request()).unwrap_err();
-    assert!(matches!(error, SubmitError::Busy { running, waiting } if running + waiting == 3), "{error}");
+    assert!(matches!(error, SubmitError::Busy { running, waiting, .. } if running + waiting == 3), "{error}");
     open.send(()).unwrap();
     for generation in taken {
         assert_eq!(outcome(generation).tokens.len(), 2);
@@ -406,6 +406,25 @@ fn a_failed_step_fails_only_the_sequence_that_it_concerns() {
         wait_until_idle(&engine);
         assert_all_closed(&calls);
     }
+}
+
+#[test]
+fn a_device_that_fails_is_in_trouble_until_it_works_again() {
+    let mut failed = false;
+    let backend = FakeBackend::new(100, mixing).with_hook(move |call| {
+        let fails = matches!(call, Call::Extend(..)) && !std::mem::replace(&mut failed, true);
+        if fails { Err(BackendError::Device("out of order".to_owned())) } else { Ok(()) }
+    });
+    let engine = start(backend, EngineOptions::default());
+    let request = || Request { max_tokens: Some(3), ..ask("Hi") };
+    assert!(outcome(engine.submit(request()).unwrap()).failure.is_some());
+    wait_until_idle(&engine);
+    assert_eq!(engine.trouble().as_deref(), Some("the device failed: out of order"));
+    assert_eq!(outcome(engine.submit(request()).unwrap()).tokens.len(), 3);
+    wait_until_idle(&engine);
+    assert_eq!(engine.trouble(), None);
+    let stats = engine.stats();
+    assert_eq!((stats.generated_tokens, stats.prompt_tokens), (3, 2 * ask("Hi").prompt.len() as u64));
 }
 
 #[test]

@@ -9,7 +9,22 @@ use lily_engine::output::{Delta, OutputParser};
 use lily_engine::sampler::TokenLogprobs;
 use serde_json::Value;
 
+use crate::record::Record;
 use crate::turns::{self, Turns, Written};
+
+/// How an answer's text is to be read.
+#[derive(Clone, Copy, Debug)]
+pub enum Form<'a> {
+    /// A turn of a conversation, with reasoning and tool calls in it.
+    Turn {
+        /// Whether the prompt ended inside a thinking block.
+        thinking: bool,
+        /// The tools that were declared.
+        tools: &'a [Value],
+    },
+    /// The continuation of a prompt that is no conversation: all of it is content.
+    Plain,
+}
 
 /// An answer under way. Dropping it stops the work.
 #[derive(Debug)]
@@ -24,6 +39,7 @@ pub struct Answer {
     kept: Option<(Turns, Written)>,
     /// Whether it is kept even where it calls nothing.
     by_items: bool,
+    record: Record,
 }
 
 /// What happened next.
@@ -70,24 +86,14 @@ pub struct End {
 }
 
 impl End {
+    /// Time from the request to its first token.
+    pub fn first_token(&self) -> Duration {
+        self.timings.queue + self.timings.prefill
+    }
+
     /// Prompt tokens per second of prefill; those that came from the cache took no work.
     pub fn prefill_rate(&self) -> f64 {
         rate(self.usage.prompt_tokens - self.usage.cached_tokens, self.timings.prefill)
-    }
-
-    /// Writes the answer's line into the log; `finish` is the protocol's word for how it ended.
-    pub fn log(&self, id: &str, finish: &str) {
-        tracing::info!(
-            id,
-            prompt = self.usage.prompt_tokens,
-            cached = self.usage.cached_tokens,
-            completion = self.usage.completion_tokens,
-            queue_ms = self.timings.queue.as_millis() as u64,
-            prefill_ms = self.timings.prefill.as_millis() as u64,
-            decode_ms = self.timings.decode.as_millis() as u64,
-            finish,
-            "answered"
-        );
     }
 
     /// Generated tokens per second of decode; the first token is prefill's.
@@ -102,10 +108,22 @@ fn rate(tokens: usize, time: Duration) -> f64 {
 }
 
 impl Answer {
-    /// Follows `generation`, whose prompt ended inside a thinking block (`thinking`) or not and declared
-    /// `tools`.
-    pub fn new(generation: Generation, thinking: bool, tools: &[Value]) -> Answer {
-        Answer { parser: Some(OutputParser::new(thinking, tools)), ..Answer::plain(generation) }
+    /// Follows `generation`, reads its text as `form` says and writes what happens into `record`.
+    pub fn new(generation: Generation, form: Form<'_>, record: Record) -> Answer {
+        let parser = match form {
+            Form::Turn { thinking, tools } => Some(OutputParser::new(thinking, tools)),
+            Form::Plain => None,
+        };
+        Answer {
+            generation,
+            parser,
+            reasoning_tokens: 0,
+            called: false,
+            turn: turns::new_id(),
+            kept: None,
+            by_items: false,
+            record,
+        }
     }
 
     /// The same, kept in `turns` when it is complete and calls something; `opening` is the end of its prompt, from
@@ -125,37 +143,24 @@ impl Answer {
         &self.turn
     }
 
-    /// Follows `generation`, whose text continues a prompt that is no conversation: all of it is content.
-    pub fn plain(generation: Generation) -> Answer {
-        let turn = turns::new_id();
-        Answer {
-            generation,
-            parser: None,
-            reasoning_tokens: 0,
-            called: false,
-            turn,
-            kept: None,
-            by_items: false,
-        }
-    }
-
     /// Waits for what happens next; nothing comes after [`News::End`]. An error is one sentence about a
     /// failure of the engine.
     pub async fn next(&mut self) -> Result<News, String> {
         match self.generation.recv().await {
             Some(Event::Prefill { done, total }) => Ok(News::Prefill { done, total }),
-            Some(Event::Token { id, text, logprobs }) => {
+            Some(Event::Token { id, text, logprobs, gap }) => {
                 let thinking = self.parser.as_ref().is_some_and(OutputParser::in_reasoning);
                 self.reasoning_tokens += usize::from(thinking);
                 if let Some((_, written)) = &mut self.kept {
                     written.tokens.push(id);
                 }
-                let deltas = self.take_apart(text);
+                let deltas = self.take_apart(&text);
+                self.record.token(id, &text, gap, &deltas);
                 let scored = logprobs.filter(|_| !thinking).map(|logprobs| (id, logprobs));
                 Ok(News::Token { deltas, scored })
             }
             Some(Event::Finished { reason, stop, tail, usage, timings }) => {
-                let mut deltas = self.take_apart(tail);
+                let mut deltas = self.take_apart(&tail);
                 let held = self.parser.as_mut().map(OutputParser::finish).unwrap_or_default();
                 self.note(&held);
                 deltas.extend(held);
@@ -165,10 +170,14 @@ impl Answer {
                     turns.keep(&self.turn, written);
                 }
                 let (called, reasoning_tokens) = (self.called, self.reasoning_tokens);
-                Ok(News::End { deltas, end: End { reason, stop, called, usage, reasoning_tokens, timings } })
+                let end = End { reason, stop, called, usage, reasoning_tokens, timings };
+                self.record.ended(&tail, &deltas, &end);
+                Ok(News::End { deltas, end })
             }
-            Some(Event::Failed(reason)) => Err(reason),
-            None => Err("the engine ended before the answer did; restart the program".to_string()),
+            Some(Event::Failed(reason)) => Err(self.failed(reason)),
+            None => {
+                Err(self.failed("the engine ended before the answer did; restart the program".to_string()))
+            }
         }
     }
 
@@ -190,11 +199,16 @@ impl Answer {
         }
     }
 
-    fn take_apart(&mut self, text: String) -> Vec<Delta> {
+    fn failed(&mut self, reason: String) -> String {
+        self.record.failed(&reason);
+        reason
+    }
+
+    fn take_apart(&mut self, text: &str) -> Vec<Delta> {
         let deltas = match &mut self.parser {
-            Some(parser) => parser.push(&text),
+            Some(parser) => parser.push(text),
             None if text.is_empty() => Vec::new(),
-            None => vec![Delta::Content(text)],
+            None => vec![Delta::Content(text.to_string())],
         };
         self.note(&deltas);
         deltas

@@ -1,36 +1,50 @@
 //! The router: which handler answers which path, and what holds for all of them.
 
-use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Router;
-use axum::extract::DefaultBodyLimit;
 use axum::http::{Method, StatusCode, Uri};
 use axum::middleware;
 use axum::routing::{get, post};
 
-use crate::auth::require_key;
+use crate::auth::{Keys, require_key};
 use crate::chat_model::ChatModel;
 use crate::error::ApiError;
 use crate::responses::store::Store;
 use crate::responses::{handlers as responses, stored};
-use crate::{anthropic, chat, completions, health, models, request_id, tokenize};
+use crate::{anthropic, chat, completions, health, metrics, models, tokenize};
 
-/// Largest request body: a full context of 262,144 tokens is about 1 MB of text, and JSON escapes can make
-/// six bytes of one.
-pub const MAX_BODY_BYTES: usize = 16 * 1024 * 1024;
+/// What one request may take of the server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// The largest body, in bytes.
+    pub body_bytes: usize,
+    /// The longest that a body may take to arrive.
+    pub body_time: Duration,
+}
+
+impl Default for Limits {
+    /// A full context of 262,144 tokens is about 1 MB of text, and JSON escapes can make six bytes of one: 16 MiB.
+    /// At a megabit per second that takes two minutes.
+    fn default() -> Limits {
+        Limits { body_bytes: 16 << 20, body_time: Duration::from_secs(120) }
+    }
+}
 
 /// What the handlers share. Cheap to clone.
 #[derive(Clone)]
 pub struct App {
     /// The model that is served.
     pub model: ChatModel,
-    /// The key that requests must carry, if any.
-    pub api_key: Option<Arc<str>>,
+    /// The keys of which requests must carry one.
+    pub keys: Keys,
+    /// What a request may take.
+    pub limits: Limits,
     /// Responses that can be continued.
     pub responses: Store,
 }
 
-/// The whole server as one service, for a listener or for a test.
+/// Everything that needs the model. What holds before there is one, and around it, is [`crate::gate`]'s.
 pub fn router(app: App) -> Router {
     Router::new()
         .route("/v1/chat/completions", post(chat::completions))
@@ -48,17 +62,15 @@ pub fn router(app: App) -> Router {
         .route("/detokenize", post(tokenize::detokenize))
         .layer(middleware::from_fn_with_state(app.clone(), require_key))
         .route("/health", get(health::health))
+        .route("/metrics", get(metrics::metrics))
         .fallback(unknown_path)
         .method_not_allowed_fallback(wrong_method)
-        .layer(middleware::from_fn(anthropic::error::reshape))
-        .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
-        .layer(middleware::from_fn(request_id::name))
         .with_state(app)
 }
 
 async fn unknown_path(uri: Uri) -> ApiError {
     let message = format!(
-        "there is nothing at {}; Lily serves POST /v1/chat/completions, /v1/completions, /v1/responses, /v1/messages, /v1/messages/count_tokens, /tokenize and /detokenize, GET /v1/models and /health",
+        "there is nothing at {}; Lily serves POST /v1/chat/completions, /v1/completions, /v1/responses, /v1/messages, /v1/messages/count_tokens, /tokenize and /detokenize, GET /v1/models, /health and /metrics",
         uri.path()
     );
     ApiError::plain(StatusCode::NOT_FOUND, "unknown_url", message)

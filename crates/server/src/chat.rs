@@ -10,7 +10,7 @@ use lily_engine::sampler::TokenLogprobs;
 use lily_model::tokenizer::Tokenizer;
 use tokio::task::JoinSet;
 
-use crate::answer::{Answer, End, News};
+use crate::answer::{Answer, End, Form, News};
 use crate::app::App;
 use crate::body::{self, Body};
 use crate::chat_model::{ChatModel, unix_time};
@@ -19,6 +19,7 @@ use crate::models;
 use crate::openai::assemble::{self, Calls};
 use crate::openai::request::ChatRequest;
 use crate::openai::response::{Choice, Chunk, ChunkChoice, Completion, Delta, Usage};
+use crate::record::choice_id;
 use crate::sse::{self, Broken, Events};
 
 /// Handles `POST /v1/chat/completions`.
@@ -46,12 +47,14 @@ impl Started {
         let variables = std::mem::take(&mut request.template_variables);
         let prompt = model.prompt(&request.messages, &request.tools, request.thinking, variables)?;
         let sampling = model.sampling(&request.sampling, request.logprobs);
+        let id = assemble::unique_id("chatcmpl-");
+        let form = Form::Turn { thinking: prompt.thinking, tools: &request.tools };
         let answers = (0..request.n as u64)
             .map(|index| {
                 let mut sampling = sampling.clone();
                 // Choices of one seed differ from one another and stay the same from run to run.
                 sampling.seed = sampling.seed.map(|seed| seed.wrapping_add(index));
-                let generation = model.engine.submit(Request {
+                let asked = Request {
                     sampling,
                     max_tokens: request.max_tokens,
                     stop: request.stop.clone(),
@@ -59,13 +62,12 @@ impl Started {
                     constraint: request.asked.as_ref().map(|asked| asked.constraint.clone()),
                     thinking_budget: request.thinking_budget,
                     ..Request::new(prompt.tokens.clone())
-                });
-                let generation = generation.map_err(|error| refused(&request, error))?;
-                let answer = Answer::new(generation, prompt.thinking, &request.tools);
+                };
+                let id = choice_id(&id, index);
+                let answer = model.answer(&id, asked, form).map_err(|error| refused(&request, error))?;
                 Ok(answer.kept_in(&model.turns, &prompt.opening))
             })
             .collect::<Result<_, ApiError>>()?;
-        let id = assemble::unique_id("chatcmpl-");
         Ok(Started { model, request, id, created: unix_time(), answers })
     }
 }
@@ -101,7 +103,6 @@ async fn whole(started: Started) -> Result<Completion, ApiError> {
         });
         ends.push(end);
     }
-    log(&id, &ends);
     let usage = assemble::usage(&ends);
     Ok(Completion { id, object: "chat.completion", created, model: model.name, choices, usage })
 }
@@ -128,9 +129,8 @@ async fn send_all(started: Started, events: Events) {
     }
     let ends = match sse::join(tasks).await {
         Ok(ends) => ends,
-        Err(broken) => return sse::close(&events, &writer.id, broken, failure).await,
+        Err(broken) => return sse::close(&events, broken, failure).await,
     };
-    log(&writer.id, &ends);
     if request.include_usage && writer.send(Vec::new(), Some(assemble::usage(&ends))).await.is_err() {
         return;
     }
@@ -220,11 +220,4 @@ impl ChoiceWriter {
 fn failure(reason: String) -> Event {
     // The body is two levels of strings, which always have a JSON form.
     Event::default().json_data(ApiError::internal(reason).body()).unwrap_or_default()
-}
-
-/// One line for each answer.
-fn log(id: &str, ends: &[End]) {
-    for end in ends {
-        end.log(id, assemble::finish_reason(end));
-    }
 }

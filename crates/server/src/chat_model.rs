@@ -5,7 +5,7 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use lily_engine::engine::Engine;
+use lily_engine::engine::{Engine, Request, SubmitError};
 use lily_engine::reasoning::prompt_opens_reasoning;
 use lily_engine::sampler::SamplingParams;
 use lily_model::chat_template::{ChatInput, ChatTemplate, TemplateError};
@@ -13,7 +13,9 @@ use lily_model::generation_config::GenerationConfig;
 use lily_model::tokenizer::Tokenizer;
 use serde_json::{Map, Value};
 
+use crate::answer::{Answer, Form};
 use crate::openai::request::SamplingRequest;
+use crate::record::Recorder;
 use crate::turns::{self, Turns};
 
 /// The temperature of a request that asks for sampling and names none, where the checkpoint names none
@@ -39,6 +41,8 @@ pub struct ChatModel {
     pub think: bool,
     /// What it wrote lately, for when it comes back.
     pub turns: Turns,
+    /// What is written down about its requests.
+    pub recorder: Recorder,
 }
 
 /// A rendered conversation.
@@ -120,6 +124,18 @@ impl ChatModel {
             enable_thinking: Some(thinking.unwrap_or(self.think)),
             extra: variables,
         })
+    }
+
+    /// Has the engine take a request, whose answer is recorded under `id` and read as `form` says.
+    pub fn answer(&self, id: &str, request: Request, form: Form<'_>) -> Result<Answer, SubmitError> {
+        let record = self.recorder.begin(id, &self.tokenizer, &request);
+        match self.engine.submit(request) {
+            Ok(generation) => Ok(Answer::new(generation, form, record)),
+            Err(error) => {
+                record.discard();
+                Err(error)
+            }
+        }
     }
 
     /// Fills in what a request leaves open.

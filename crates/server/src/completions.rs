@@ -13,7 +13,7 @@ use lily_engine::sampler::TokenLogprobs;
 use lily_model::tokenizer::Tokenizer;
 use tokio::task::JoinSet;
 
-use crate::answer::{Answer, End, News};
+use crate::answer::{Answer, End, Form, News};
 use crate::app::App;
 use crate::body::{self, Body};
 use crate::chat_model::{ChatModel, unix_time};
@@ -23,6 +23,7 @@ use crate::openai::assemble::unique_id;
 use crate::openai::completion_request::{CompletionRequest, RawPrompt};
 use crate::openai::completion_response::{TextChoice, TextCompletion, TextLogProbs};
 use crate::openai::response::{CompletionDetails, PromptDetails, Usage};
+use crate::record::choice_id;
 use crate::sse::{self, Broken, Events};
 
 /// Handles `POST /v1/completions`.
@@ -56,16 +57,18 @@ impl Started {
         if let Some(asked) = &request.model {
             models::check(&model, asked, Some("model"))?;
         }
+        let id = unique_id("cmpl-");
         let mut choices = Vec::with_capacity(request.prompts.len() * request.n);
         for prompt in &request.prompts {
             let (tokens, text) = read(&model.tokenizer, prompt);
             let echo: Option<Arc<str>> = request.echo.then(|| text.into());
             for index in 0..request.n as u64 {
-                let answer = submit(&model, &request, &tokens, index)?;
+                let id = choice_id(&id, choices.len() as u64);
+                let answer = submit(&model, &request, &id, &tokens, index)?;
                 choices.push(Choice { answer, echo: echo.clone() });
             }
         }
-        Ok(Started { model, request, id: unique_id("cmpl-"), created: unix_time(), choices })
+        Ok(Started { model, request, id, created: unix_time(), choices })
     }
 
     /// What every event of a stream, and the whole answer, begins with.
@@ -92,20 +95,21 @@ fn read(tokenizer: &Tokenizer, prompt: &RawPrompt) -> (Vec<u32>, String) {
 fn submit(
     model: &ChatModel,
     request: &CompletionRequest,
+    id: &str,
     prompt: &[u32],
     index: u64,
 ) -> Result<Answer, ApiError> {
     let mut sampling = model.sampling(&request.sampling, request.logprobs);
     // As in a chat, choices of one seed differ from one another and stay the same from run to run.
     sampling.seed = sampling.seed.map(|seed| seed.wrapping_add(index));
-    let generation = model.engine.submit(Request {
+    let asked = Request {
         sampling,
         max_tokens: Some(request.max_tokens),
         stop: request.stop.clone(),
         ignore_eos: request.ignore_eos,
         ..Request::new(prompt.to_vec())
-    });
-    generation.map(Answer::plain).map_err(|error| match error {
+    };
+    model.answer(id, asked, Form::Plain).map_err(|error| match error {
         SubmitError::BadToken { .. } => ApiError::invalid("prompt", error.to_string()),
         SubmitError::EmptyPrompt | SubmitError::PromptTooLong { .. } | SubmitError::NeverFits { .. } => {
             ApiError { param: Some("prompt".to_string()), ..error.into() }
@@ -132,7 +136,6 @@ async fn whole(started: Started) -> Result<TextCompletion, ApiError> {
         });
         ends.push((index, end));
     }
-    log(&completion.id, &ends);
     completion.usage = Some(Some(usage(ends, request.n)));
     Ok(completion)
 }
@@ -147,11 +150,10 @@ fn joined(parts: Vec<Delta>) -> String {
 }
 
 async fn stream(started: Started, events: Events) {
-    let id = started.id.clone();
     if let Err(broken) = send_all(started, &events).await {
         let error =
             |reason| Event::default().json_data(ApiError::internal(reason).body()).unwrap_or_default();
-        sse::close(&events, &id, broken, error).await;
+        sse::close(&events, broken, error).await;
     }
 }
 
@@ -168,7 +170,6 @@ async fn send_all(started: Started, events: &Events) -> Result<(), Broken> {
     let mut ends = sse::join(tasks).await?;
     // As in a whole answer, whichever ended first.
     ends.sort_unstable_by_key(|&(index, _)| index);
-    log(&head.id, &ends);
     if request.include_usage {
         head.usage = Some(Some(usage(ends, request.n)));
         sse::send(events, Event::default(), &head).await?;
@@ -228,12 +229,6 @@ impl Writer {
         let choice = TextChoice { index: self.index, text, logprobs, finish_reason };
         let event = TextCompletion { choices: vec![choice], ..self.head.clone() };
         sse::send(&self.events, Event::default(), &event).await
-    }
-}
-
-fn log(id: &str, ends: &[(usize, End)]) {
-    for (_, end) in ends {
-        end.log(id, end.reason.as_str());
     }
 }
 

@@ -9,8 +9,10 @@ use lily_engine::engine::SubmitError;
 use lily_model::chat_template::TemplateError;
 use serde::Serialize;
 
-/// Seconds that an overloaded server asks a client to wait before it tries again.
+/// Seconds that a server which takes nothing at the moment asks a client to wait before it tries again.
 const RETRY_AFTER_SECONDS: u64 = 2;
+/// The most seconds that a full queue asks for: by then another answer may have ended early.
+const LONGEST_WAIT_SECONDS: u64 = 60;
 
 /// A request that was not served, and why.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,6 +25,8 @@ pub struct ApiError {
     pub param: Option<String>,
     /// A word for programs, from OpenAI's list where it has one.
     pub code: Option<&'static str>,
+    /// Seconds after which it is worth to try again.
+    pub retry_after: Option<u64>,
 }
 
 /// The body of an error response.
@@ -47,6 +51,7 @@ impl ApiError {
             message: message.into(),
             param: Some(param.into()),
             code: Some("invalid_value"),
+            retry_after: None,
         }
     }
 
@@ -62,6 +67,7 @@ impl ApiError {
             message: message.into(),
             param: None,
             code: Some("invalid_json"),
+            retry_after: None,
         }
     }
 
@@ -72,12 +78,15 @@ impl ApiError {
             message: message.into(),
             param: None,
             code: None,
+            retry_after: None,
         }
     }
 
     /// An error with a status and code of its own and no field to blame.
     pub fn plain(status: StatusCode, code: &'static str, message: impl Into<String>) -> ApiError {
-        ApiError { status, message: message.into(), param: None, code: Some(code) }
+        let unavailable = status == StatusCode::SERVICE_UNAVAILABLE;
+        let retry_after = unavailable.then_some(RETRY_AFTER_SECONDS);
+        ApiError { status, message: message.into(), param: None, code: Some(code), retry_after }
     }
 
     /// The body; also sent as the last event of a stream that fails half-way.
@@ -120,8 +129,10 @@ impl From<SubmitError> for ApiError {
                 };
                 ApiError::invalid(field, message)
             }
-            SubmitError::Busy { .. } => {
-                ApiError::plain(StatusCode::TOO_MANY_REQUESTS, "rate_limit_exceeded", message)
+            SubmitError::Busy { free_in, .. } => {
+                let seconds = (free_in.as_secs() + 1).min(LONGEST_WAIT_SECONDS);
+                let error = ApiError::plain(StatusCode::TOO_MANY_REQUESTS, "rate_limit_exceeded", message);
+                ApiError { retry_after: Some(seconds), ..error }
             }
             SubmitError::Stopped(_) => {
                 ApiError::plain(StatusCode::SERVICE_UNAVAILABLE, "engine_stopped", message)
@@ -149,12 +160,11 @@ impl From<TemplateError> for ApiError {
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let mut response = (self.status, Json(self.body())).into_response();
-        let retry = matches!(self.status, StatusCode::SERVICE_UNAVAILABLE | StatusCode::TOO_MANY_REQUESTS);
-        // For the layer that brings errors into the shape of another protocol.
-        response.extensions_mut().insert(self);
-        if retry {
-            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(RETRY_AFTER_SECONDS));
+        if let Some(seconds) = self.retry_after {
+            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
         }
+        // For the layers that log errors and bring them into the shape of another protocol.
+        response.extensions_mut().insert(self);
         response
     }
 }

@@ -1,4 +1,7 @@
 //! `GET /health`: whether the server can answer, and how much it has to do.
+//!
+//! `loading` until the model is there, then `ready`; `failing` when the engine has ended, or as long as the device
+//! fails at what it is given. Only `ready` has status 200.
 
 use axum::Json;
 use axum::extract::State;
@@ -7,6 +10,9 @@ use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 
 use crate::app::App;
+
+/// Where it is.
+pub const PATH: &str = "/health";
 
 /// The body of `GET /health`.
 #[derive(Debug, Serialize)]
@@ -28,11 +34,23 @@ struct Health {
     reason: Option<String>,
 }
 
+/// The body of `GET /health` before there is a model.
+#[derive(Debug, Serialize)]
+struct Loading {
+    /// `loading`.
+    status: &'static str,
+}
+
+/// The answer before there is a model.
+pub fn loading() -> Response {
+    (StatusCode::SERVICE_UNAVAILABLE, Json(Loading { status: "loading" })).into_response()
+}
+
 /// Handles `GET /health`.
 pub async fn health(State(app): State<App>) -> Response {
     let engine = &app.model.engine;
     let load = engine.load();
-    let reason = engine.stopped();
+    let reason = engine.stopped().or_else(|| engine.trouble());
     let (code, status) = match reason {
         None => (StatusCode::OK, "ready"),
         Some(_) => (StatusCode::SERVICE_UNAVAILABLE, "failing"),

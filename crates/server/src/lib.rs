@@ -16,6 +16,8 @@
 //! Every field of the protocol is honoured or refused by name; an answer is the same streamed or whole; a
 //! client that goes away takes its work with it.
 //!
+//! Around all of it stands [`gate`], which is there before the model is; [`record`] writes down what happens.
+//!
 //! Read first: [`app`], the paths; then [`chat`], the handler that the others resemble; then [`openai::request`],
 //! what a client may ask; then [`responses`] and [`anthropic`]. [`chat_model`], [`answer`] and [`turns`] know no protocol: `lily chat` runs
 //! on them too.
@@ -30,9 +32,13 @@ pub mod chat_model;
 pub mod completions;
 pub mod conversation;
 pub mod error;
+pub mod gate;
 pub mod health;
+pub mod metrics;
 pub mod models;
 pub mod openai;
+pub mod page;
+pub mod record;
 pub mod request_id;
 pub mod responses;
 pub mod serve;

@@ -1,41 +1,78 @@
-//! A listener around the router, from the first connection to a clean end.
+//! A listener around the gate, from the first connection to a clean end.
 
 use std::future::Future;
 use std::time::Duration;
 
-use tokio::net::TcpListener;
-use tokio::sync::watch;
+use axum::Router;
+use axum::serve::Listener;
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::server::graceful::GracefulShutdown;
+use hyper_util::service::TowerToHyperService;
+use tokio::net::{TcpListener, TcpStream};
 
-use crate::app::{App, router};
+use crate::gate::Gate;
 
-/// How long answers that are under way may go on once the server was asked to stop.
-const GRACE: Duration = Duration::from_secs(10);
+/// How long connections may wait and ends may take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Patience {
+    /// The longest that a request's head may take to arrive, and so the longest that a connection is kept without
+    /// one.
+    pub header_time: Duration,
+    /// How long answers that are under way may go on once the server was asked to stop.
+    pub grace: Duration,
+}
 
-/// Serves until `stop` completes, then lets answers under way finish for ten seconds, and cancels the
-/// rest.
+impl Default for Patience {
+    fn default() -> Patience {
+        Patience { header_time: Duration::from_secs(30), grace: Duration::from_secs(10) }
+    }
+}
+
+/// Serves until `stop` completes, then lets answers under way finish for [`Patience::grace`], and cancels the
+/// rest. `service` is [`Gate::service`] of `gate`.
+///
+/// # Errors
+/// When the engine's thread cannot be waited for.
 pub async fn serve(
-    listener: TcpListener,
-    app: App,
-    stop: impl Future<Output = ()> + Send + 'static,
+    mut listener: TcpListener,
+    gate: Gate,
+    service: Router,
+    patience: Patience,
+    stop: impl Future<Output = ()>,
 ) -> std::io::Result<()> {
-    let engine = app.model.engine.clone();
-    let (stopping, mut stopped) = watch::channel(false);
-    let signal = async move {
-        stop.await;
-        // The receiver lives until this function returns.
-        let _ = stopping.send(true);
+    let mut http = http1::Builder::new();
+    http.timer(TokioTimer::new()).header_read_timeout(patience.header_time);
+    let connections = GracefulShutdown::new();
+    let accept = async {
+        loop {
+            // Errors are waited out in there.
+            let (stream, _) = Listener::accept(&mut listener).await;
+            connect(&http, stream, &service, &connections);
+        }
     };
-    let server = axum::serve(listener, router(app)).with_graceful_shutdown(signal);
-    let deadline = async {
-        // An error means that the sender is gone, which is when the server has ended anyway.
-        let _ = stopped.wait_for(|&stopped| stopped).await;
-        tokio::time::sleep(GRACE).await;
-    };
-    let outcome = tokio::select! {
-        outcome = server => outcome,
-        () = deadline => Ok(()),
-    };
-    // Whatever still runs has had its time.
+    tokio::select! {
+        () = accept => {}
+        () = stop => {}
+    }
+    drop(listener);
+    // Whatever still runs after that has had its time.
+    let _ = tokio::time::timeout(patience.grace, connections.shutdown()).await;
+    let Some(engine) = gate.engine().cloned() else { return Ok(()) };
     let ended = tokio::task::spawn_blocking(move || engine.shutdown(Duration::ZERO)).await;
-    outcome.and(ended.map_err(std::io::Error::other))
+    ended.map_err(std::io::Error::other)
+}
+
+fn connect(http: &http1::Builder, stream: TcpStream, service: &Router, connections: &GracefulShutdown) {
+    // A token is a small packet that somebody waits for.
+    if let Err(error) = stream.set_nodelay(true) {
+        tracing::debug!(%error, "a connection keeps its delay");
+    }
+    let service = TowerToHyperService::new(service.clone());
+    let connection = connections.watch(http.serve_connection(TokioIo::new(stream), service));
+    tokio::spawn(async move {
+        if let Err(error) = connection.await {
+            tracing::debug!(%error, "a connection ended early");
+        }
+    });
 }

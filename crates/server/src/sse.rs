@@ -3,7 +3,6 @@
 //! Each answer of a request is written by a task of its own into one bounded channel. All of them end as soon
 //! as the client goes away, and their work with them.
 
-use std::convert::Infallible;
 use std::time::Duration;
 
 use axum::response::sse::{Event, KeepAlive, Sse};
@@ -21,8 +20,17 @@ const KEEP_ALIVE: Duration = Duration::from_secs(10);
 /// Events that wait for a slow reader before the stream's task does.
 const STREAM_BUFFER: usize = 32;
 
+/// How long a reader may take nothing at all before it is taken for gone: a person may look away from a paused
+/// terminal, a dead connection must not hold its place for ever.
+const STALLED: Duration = Duration::from_secs(600);
+
 /// Where a stream's events go.
-pub type Events = mpsc::Sender<Result<Event, Infallible>>;
+pub type Events = mpsc::Sender<Result<Event, Interrupted>>;
+
+/// Whoever wrote a stream panicked. The connection breaks off, which no client takes for the stream's end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the server failed while it wrote this stream")]
+pub struct Interrupted;
 
 /// Why a stream ends early.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -39,7 +47,14 @@ where
     F: Future<Output = ()> + Send + 'static,
 {
     let (events, receiver) = mpsc::channel(STREAM_BUFFER);
-    tokio::spawn(write(events));
+    let writer = tokio::spawn(write(events.clone()));
+    tokio::spawn(async move {
+        if let Err(error) = writer.await {
+            tracing::error!(%error, "a stream broke off; please report this");
+            // A client that is gone needs no message.
+            let _ = events.send(Err(Interrupted)).await;
+        }
+    });
     let keep_alive = KeepAlive::new().interval(KEEP_ALIVE).event(idle);
     Sse::new(ReceiverStream::new(receiver)).keep_alive(keep_alive).into_response()
 }
@@ -52,7 +67,7 @@ pub fn comment() -> Event {
 /// Adds a JSON body to an event, and sends it.
 pub async fn send(events: &Events, event: Event, body: &impl Serialize) -> Result<(), Broken> {
     let event = event.json_data(body).map_err(|error| Broken::Failed(error.to_string()))?;
-    events.send(Ok(event)).await.map_err(|_| Broken::Gone)
+    events.send_timeout(Ok(event), STALLED).await.map_err(|_| Broken::Gone)
 }
 
 /// What happens next to `answer`, unless the client goes away first.
@@ -75,11 +90,10 @@ pub async fn join<T: 'static>(mut choices: JoinSet<Result<T, Broken>>) -> Result
     Ok(ends)
 }
 
-/// Notes that the client of answer `id` is gone, or sends why the answer failed.
-pub async fn close(events: &Events, id: &str, broken: Broken, error: impl FnOnce(String) -> Event) {
-    match broken {
-        Broken::Gone => tracing::info!(id, "the client went away"),
+/// Sends why the answer failed, where there is somebody to tell.
+pub async fn close(events: &Events, broken: Broken, error: impl FnOnce(String) -> Event) {
+    if let Broken::Failed(reason) = broken {
         // A client that is gone needs no message.
-        Broken::Failed(reason) => drop(events.send(Ok(error(reason))).await),
+        let _ = events.send(Ok(error(reason))).await;
     }
 }

@@ -13,7 +13,7 @@ use rustyline::error::ReadlineError;
 use serde_json::{Value, json};
 use tokio::runtime::Runtime;
 
-use crate::args::{ChatArgs, SamplingArgs};
+use crate::args::{ChatArgs, PlaceArgs, SamplingArgs};
 use crate::conversation::{Ask, Outcome, ask};
 use crate::session::{self, Session};
 
@@ -37,7 +37,7 @@ pub fn run(args: &ChatArgs) -> anyhow::Result<()> {
         None if std::io::stdin().is_terminal() => None,
         None => Some(read_question()?),
     };
-    let Session { model, budget } = session::start(&args.model, &args.cache)?;
+    let Session { model, budget } = session::start(&args.model, &args.cache, PlaceArgs::default())?;
     if args.stats || !budget.is_resident() {
         eprintln!("lily: {budget}");
     }

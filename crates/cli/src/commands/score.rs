@@ -14,7 +14,7 @@ use lily_server::chat_model::ChatModel;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::args::{CacheArgs, SamplingArgs, ScoreArgs};
+use crate::args::{CacheArgs, PlaceArgs, SamplingArgs, ScoreArgs};
 use crate::conversation::{Ask, Outcome, ask};
 use crate::progress;
 use crate::session;
@@ -69,7 +69,7 @@ pub fn run(args: &ScoreArgs) -> anyhow::Result<()> {
     let families = select(items, args)?;
     // No two questions have more in common than a few words.
     let uncached = CacheArgs { cache_bytes: Some(0), ..CacheArgs::default() };
-    let model = session::start(&args.model, &uncached)?.model;
+    let model = session::start(&args.model, &uncached, PlaceArgs::default())?.model;
     let runtime = tokio::runtime::Builder::new_current_thread().build()?;
     let bar = progress::items(families.iter().map(|(_, items)| items.len()).sum(), "asking");
     let mut scores = Vec::with_capacity(families.len());

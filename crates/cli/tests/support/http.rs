@@ -5,6 +5,7 @@
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
@@ -29,6 +30,7 @@ pub fn with(mut body: Value, fields: Value) -> Value {
 pub struct Server {
     process: Child,
     address: String,
+    log: Arc<Mutex<Vec<String>>>,
 }
 
 impl Server {
@@ -50,14 +52,43 @@ impl Server {
             })
             .expect("the server says where it serves");
         // A full pipe would block the server.
-        std::thread::spawn(move || log.for_each(drop));
-        Server { process, address }
+        let lines = Arc::new(Mutex::new(Vec::new()));
+        let written = Arc::clone(&lines);
+        std::thread::spawn(move || {
+            log.map_while(Result::ok)
+                .for_each(|line| written.lock().expect("no test panics here").push(line));
+        });
+        Server { process, address, log: lines }
+    }
+
+    /// Waits for a line that the server writes after it has begun to serve.
+    pub fn logged(&self, wanted: impl Fn(&str) -> bool) -> String {
+        let start = Instant::now();
+        loop {
+            let lines = self.log.lock().expect("no test panics here").clone();
+            if let Some(line) = lines.iter().find(|line| wanted(line)) {
+                return line.clone();
+            }
+            assert!(start.elapsed() < PATIENCE, "no such line among {lines:#?}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// All that the server has written since it began to serve.
+    pub fn all_logged(&self) -> String {
+        self.log.lock().expect("no test panics here").join("\n")
+    }
+
+    /// A connection on which nothing was sent yet.
+    pub fn connect(&self) -> TcpStream {
+        let stream = TcpStream::connect(&self.address).expect("the server accepts");
+        stream.set_read_timeout(Some(PATIENCE)).expect("the socket takes a time-out");
+        stream
     }
 
     /// Sends a request and returns the open connection.
     pub fn open(&self, method: &str, path: &str, headers: &str, body: &[u8]) -> Connection {
-        let mut stream = TcpStream::connect(&self.address).expect("the server accepts");
-        stream.set_read_timeout(Some(PATIENCE)).expect("the socket takes a time-out");
+        let mut stream = self.connect();
         let length = body.len();
         let head = format!(
             "{method} {path} HTTP/1.1\r\nHost: lily\r\nConnection: close\r\nContent-Length: {length}\r\n{headers}\r\n"
@@ -78,16 +109,20 @@ impl Server {
         self.request("POST", "/v1/chat/completions", &body.to_string())
     }
 
-    /// The requests that the engine works on, by `/health`.
-    pub fn running(&self) -> u64 {
-        self.request("GET", "/health", "").json()["running"].as_u64().expect("health counts")
-    }
-
     /// Waits until the engine works on `count` requests.
     pub fn wait_until_running(&self, count: u64) {
+        self.wait_until("running", count);
+    }
+
+    /// Waits until `/health` counts so many requests as `state`.
+    pub fn wait_until(&self, state: &str, count: u64) {
         let start = Instant::now();
-        while self.running() != count {
-            assert!(start.elapsed() < PATIENCE, "{} requests run, expected {count}", self.running());
+        loop {
+            let health = self.request("GET", "/health", "").json();
+            if health[state] == count {
+                return;
+            }
+            assert!(start.elapsed() < PATIENCE, "{count} should be {state}: {health}");
             std::thread::sleep(Duration::from_millis(20));
         }
     }

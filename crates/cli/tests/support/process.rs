@@ -1,5 +1,7 @@
 //! The built programs as a test runs them.
 
+#![allow(dead_code, reason = "each test program uses a part")]
+
 use std::process::{Command, Output, Stdio};
 
 /// `lily` with arguments.

@@ -4,7 +4,7 @@
 //! later, from a snapshot or from the beginning, and its reader notices nothing but a pause.
 
 use std::collections::VecDeque;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use lily_model::detokenizer::Detokenizer;
 use lily_model::tokenizer::Tokenizer;
@@ -68,6 +68,7 @@ pub(super) struct Active {
     submitted: Instant,
     admitted: Instant,
     first_token: Option<Instant>,
+    last_token: Instant,
 }
 
 impl Active {
@@ -108,6 +109,7 @@ impl Active {
             submitted: job.submitted,
             admitted: Instant::now(),
             first_token: None,
+            last_token: job.submitted,
         }
     }
 
@@ -126,6 +128,16 @@ impl Active {
         self.enqueued
     }
 
+    /// Tokens chosen so far.
+    pub(super) fn chosen(&self) -> usize {
+        self.chosen
+    }
+
+    /// How long it has had its place.
+    pub(super) fn held_for(&self) -> Duration {
+        self.admitted.elapsed()
+    }
+
     /// The most tokens that the sequence will hold.
     pub(super) fn most_tokens(&self) -> usize {
         self.prompt + self.max_tokens
@@ -136,13 +148,16 @@ impl Active {
         &self.cuts
     }
 
-    /// It goes on in `sequence`, which holds its first `length` tokens, and is snapshotted at `cuts`.
-    pub(super) fn begin(&mut self, sequence: SequenceId, length: usize, cuts: Vec<usize>) {
+    /// It goes on in `sequence`, which holds its first `length` tokens, and is snapshotted at `cuts`. True the
+    /// first time.
+    pub(super) fn begin(&mut self, sequence: SequenceId, length: usize, cuts: Vec<usize>) -> bool {
         self.sequence = Some(sequence);
         self.enqueued = length;
         self.prefill = self.tokens.len();
         self.cuts = cuts.into_iter().filter(|&cut| cut > length).collect();
+        let first = self.cached.is_none();
         self.cached.get_or_insert(length.min(self.prompt));
+        first
     }
 
     /// Its sequence is gone; it begins anew when there is room. Nothing may be in flight.
@@ -282,7 +297,9 @@ impl Active {
         };
         self.chosen += 1;
         self.tokens.push(id);
-        self.first_token.get_or_insert_with(Instant::now);
+        let now = Instant::now();
+        self.first_token.get_or_insert(now);
+        let gap = now - std::mem::replace(&mut self.last_token, now);
         let ends = !self.ignore_eos || self.steering.as_ref().is_some_and(Steering::ends_answer);
         if ends && eos.contains(&id) {
             return self.finish(FinishReason::EndOfSequence);
@@ -293,7 +310,7 @@ impl Active {
             None => Ok(Course::Steered),
         };
         let released = self.stops.push(&piece);
-        self.events.send(Event::Token { id, text: released.text, logprobs });
+        self.events.send(Event::Token { id, text: released.text, logprobs, gap });
         if released.stopped {
             self.finish(FinishReason::StopString);
             return;

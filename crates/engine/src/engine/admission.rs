@@ -80,7 +80,11 @@ impl Scheduler {
             Ok(sequence) => {
                 active.held = hit.map(|hit| hit.entry);
                 let cuts = self.cuts(index, known, shared);
-                self.active[index].begin(sequence, known, cuts);
+                let active = &mut self.active[index];
+                if active.begin(sequence, known, cuts) {
+                    self.stats.prompt_tokens += active.prompt().len() as u64;
+                    self.stats.cached_tokens += known as u64;
+                }
                 Began::Yes
             }
             Err(error) => {

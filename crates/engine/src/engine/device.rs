@@ -9,11 +9,14 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use crate::backend::{Backend, BackendError};
 
 /// See the module's page.
-pub(super) struct Device(Box<dyn Backend>);
+pub(super) struct Device {
+    backend: Box<dyn Backend>,
+    trouble: Option<String>,
+}
 
 impl Device {
     pub(super) fn new(backend: Box<dyn Backend>) -> Device {
-        Device(backend)
+        Device { backend, trouble: None }
     }
 
     /// Calls the backend; a panic becomes [`BackendError::Panicked`].
@@ -21,19 +24,33 @@ impl Device {
         &mut self,
         call: impl FnOnce(&mut dyn Backend) -> Result<T, BackendError>,
     ) -> Result<T, BackendError> {
-        let backend = &mut *self.0;
-        catch_unwind(AssertUnwindSafe(|| call(backend)))
-            .unwrap_or_else(|panic| Err(BackendError::Panicked(message(&*panic).to_owned())))
+        let backend = &mut *self.backend;
+        let outcome = catch_unwind(AssertUnwindSafe(|| call(backend)))
+            .unwrap_or_else(|panic| Err(BackendError::Panicked(message(&*panic).to_owned())));
+        if let Err(error @ BackendError::Device(_)) = &outcome {
+            self.trouble = Some(error.to_string());
+        }
+        outcome
+    }
+
+    /// Notes that it computed something.
+    pub(super) fn worked(&mut self) {
+        self.trouble = None;
+    }
+
+    /// How it failed at last, unless it has worked since.
+    pub(super) fn trouble(&self) -> Option<&str> {
+        self.trouble.as_deref()
     }
 
     /// The backend itself, for calls that have nothing to fail at.
     pub(super) fn backend(&mut self) -> &mut dyn Backend {
-        &mut *self.0
+        &mut *self.backend
     }
 
     /// As [`Device::backend`], to be asked.
     pub(super) fn asked(&self) -> &dyn Backend {
-        &*self.0
+        &*self.backend
     }
 }
 

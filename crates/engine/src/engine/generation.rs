@@ -26,6 +26,8 @@ pub enum Event {
         text: String,
         /// Present where [`SamplingParams::logprobs`](crate::sampler::SamplingParams::logprobs) asked.
         logprobs: Option<TokenLogprobs>,
+        /// Time since the token before it; for the first, since the request was submitted.
+        gap: Duration,
     },
     /// The answer is complete.
     Finished {

@@ -11,6 +11,9 @@ use super::steering::Steering;
 use crate::sampler::SamplingParams;
 use crate::stop::StopMatcher;
 
+/// Over how many requests the time that they held their places is averaged.
+const MEMORY: u32 = 8;
+
 /// A request that passed every check.
 #[derive(Debug)]
 pub(super) struct Job {
@@ -55,7 +58,20 @@ struct State {
     reason: String,
     waiting: VecDeque<Job>,
     running: usize,
+    /// How long requests held their places lately; `None` until one gave its place back.
+    held: Option<Duration>,
     stats: Stats,
+    /// What the device failed at last, unless it has worked since.
+    trouble: Option<String>,
+}
+
+impl State {
+    /// When the next place is free, should requests go on to take as long as they did lately; zero where none has
+    /// ended yet.
+    fn free_in(&self) -> Duration {
+        let running = u32::try_from(self.running).unwrap_or(u32::MAX).max(1);
+        self.held.unwrap_or_default() / running
+    }
 }
 
 /// The shared queue. See the module's page.
@@ -74,7 +90,9 @@ impl Queue {
             reason: String::new(),
             waiting: VecDeque::new(),
             running: 0,
+            held: None,
             stats: Stats::default(),
+            trouble: None,
         };
         Queue { state: Mutex::new(state), changed: Condvar::new(), max_running, max_waiting }
     }
@@ -93,7 +111,7 @@ impl Queue {
         // A request passes through `waiting` even when a place is free, so both are counted together.
         let (running, waiting) = (state.running, state.waiting.len());
         if running + waiting >= self.max_running + self.max_waiting {
-            return Err(SubmitError::Busy { running, waiting });
+            return Err(SubmitError::Busy { running, waiting, free_in: state.free_in() });
         }
         state.waiting.push_back(job);
         self.changed.notify_all();
@@ -109,9 +127,12 @@ impl Queue {
         job
     }
 
-    /// A place that [`Queue::take`] took is free again.
-    pub(super) fn release(&self) {
-        self.lock().running -= 1;
+    /// A place that [`Queue::take`] took is free again, after it was `held` so long.
+    pub(super) fn release(&self, held: Duration) {
+        let mut state = self.lock();
+        state.running -= 1;
+        let mean = state.held.unwrap_or(held);
+        state.held = Some((mean * (MEMORY - 1) + held) / MEMORY);
     }
 
     /// Every place is free again.
@@ -126,9 +147,18 @@ impl Queue {
         !state.waiting.is_empty() && state.phase != Phase::Aborting
     }
 
-    /// Makes the thread's figures visible.
-    pub(super) fn publish(&self, stats: Stats) {
-        self.lock().stats = stats;
+    /// Makes the thread's figures visible, and what the device fails at.
+    pub(super) fn publish(&self, stats: Stats, trouble: Option<&str>) {
+        let mut state = self.lock();
+        state.stats = stats;
+        if state.trouble.as_deref() != trouble {
+            state.trouble = trouble.map(str::to_owned);
+        }
+    }
+
+    /// What the device failed at last, unless it has worked since.
+    pub(super) fn trouble(&self) -> Option<String> {
+        self.lock().trouble.clone()
     }
 
     /// What was published last.

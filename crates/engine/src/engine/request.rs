@@ -1,5 +1,7 @@
 //! What can be asked of the engine, and why it may refuse.
 
+use std::time::Duration;
+
 use crate::constraint::{Constraint, ConstraintError};
 use crate::sampler::{InvalidParam, SamplingParams};
 use crate::stop::InvalidStop;
@@ -103,6 +105,8 @@ pub enum SubmitError {
         running: usize,
         /// Requests that wait for one.
         waiting: usize,
+        /// When a place is likely to be free, by how long requests held theirs lately; zero where none has ended.
+        free_in: Duration,
     },
     /// The engine no longer takes requests.
     #[error("the engine has stopped: {0}")]

@@ -138,7 +138,9 @@ impl Scheduler {
         }
         self.enqueue_prefill();
         self.collect(if overlap { earlier } else { self.in_flight.len() });
-        self.close_finished();
+        if !self.close_finished() {
+            self.publish();
+        }
     }
 
     fn enqueue_decode(&mut self) {
@@ -211,7 +213,10 @@ impl Scheduler {
         for work in self.in_flight.drain(..count).collect::<Vec<_>>() {
             let Work { ticket, kind, sequences } = work;
             match self.device.call(|backend| backend.collect(ticket)) {
-                Ok(outputs) => self.deliver(kind, &sequences, outputs),
+                Ok(outputs) => {
+                    self.device.worked();
+                    self.deliver(kind, &sequences, outputs);
+                }
                 Err(error) => {
                     tracing::warn!(%error, sequences = sequences.len(), "enqueued work failed");
                     if let Kind::Prefill { snapshot: Some(snapshot), .. } = kind {
@@ -233,6 +238,7 @@ impl Scheduler {
             let output = outputs.next().filter(|output| output.sequence == sequence);
             let named = self.active.iter_mut().find(|active| active.sequence == Some(sequence));
             let Some(active) = named else { continue };
+            let chosen = active.chosen();
             match (output, kind) {
                 (Some(output), Kind::Prefill { length, snapshot }) => {
                     if let Some(snapshot) = snapshot {
@@ -243,6 +249,7 @@ impl Scheduler {
                 (Some(output), Kind::Decode) => active.step_collected(output, &self.options.eos_token_ids),
                 (None, _) => active.collect_failed(format!("the backend returned nothing for {sequence:?}")),
             }
+            self.stats.generated_tokens += (active.chosen() - chosen) as u64;
         }
     }
 
@@ -270,7 +277,7 @@ impl Scheduler {
         if !over.is_empty() {
             // Whoever sees the place free is to see the memory free too.
             self.publish();
-            over.iter().for_each(|_| self.queue.release());
+            over.iter().for_each(|active| self.queue.release(active.held_for()));
         }
         closed
     }
@@ -279,7 +286,7 @@ impl Scheduler {
     fn publish(&mut self) {
         self.stats.memory = self.device.asked().memory();
         self.stats.cache = self.cache.counts();
-        self.queue.publish(self.stats);
+        self.queue.publish(self.stats, self.device.trouble());
     }
 
     /// After a panic of the engine's own: nothing that was under way can be trusted, so all of it goes, and what

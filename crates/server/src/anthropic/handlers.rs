@@ -13,7 +13,7 @@ use super::blocks::{self, BlockWriter};
 use super::error::ErrorBody;
 use super::request::MessagesRequest;
 use super::response::{Message, MessageEnd, OutputDetails, StreamEvent, TokenCount, Usage};
-use crate::answer::{Answer, End, News};
+use crate::answer::{Answer, End, Form, News};
 use crate::app::App;
 use crate::body::{self, Body};
 use crate::chat_model::{ChatModel, Prompt};
@@ -82,20 +82,21 @@ impl Started {
         let max_tokens = request.max_tokens.ok_or_else(|| missing("max_tokens"))?;
         let prompt = prompt(model, &request)?;
         let usage = Usage { input_tokens: prompt.tokens.len(), ..Usage::default() };
-        let generation = model.engine.submit(Request {
+        let id = unique_id("msg_");
+        let asked = Request {
             sampling: model.sampling(&request.sampling, None),
             max_tokens: Some(max_tokens),
             stop: request.stop_sequences.clone(),
             constraint: request.asked.as_ref().map(|asked| asked.constraint.clone()),
             thinking_budget: request.thinking.budget,
             ..Request::new(prompt.tokens)
-        });
-        let generation = generation.map_err(|error| refused(&request, error))?;
+        };
+        let form = Form::Turn { thinking: prompt.thinking, tools: &request.tools };
+        let answer = model.answer(&id, asked, form).map_err(|error| refused(&request, error))?;
         Ok(Started {
-            answer: Answer::new(generation, prompt.thinking, &request.tools)
-                .kept_in(&model.turns, &prompt.opening),
+            answer: answer.kept_in(&model.turns, &prompt.opening),
             message: Message {
-                id: unique_id("msg_"),
+                id,
                 r#type: "message",
                 role: "assistant",
                 model: model.name.clone(),
@@ -135,7 +136,6 @@ async fn whole(started: Started) -> Result<Message, ApiError> {
     let mut events = writer.push(parts);
     events.extend(writer.finish());
     let ended = message_end(&end, &stop_sequences, max_tokens);
-    end.log(&message.id, ended.stop_reason);
     message.content = blocks::join(events);
     message.stop_reason = Some(ended.stop_reason);
     message.stop_sequence = ended.stop_sequence;
@@ -144,16 +144,14 @@ async fn whole(started: Started) -> Result<Message, ApiError> {
 }
 
 async fn stream(started: Started, events: Events) {
-    let id = started.message.id.clone();
     if let Err(broken) = send_all(started, &events).await {
         let error = |reason| event("error", &ErrorBody::from(&ApiError::internal(reason)));
-        sse::close(&events, &id, broken, error).await;
+        sse::close(&events, broken, error).await;
     }
 }
 
 async fn send_all(started: Started, events: &Events) -> Result<(), Broken> {
     let Started { mut answer, message, stop_sequences, max_tokens, omit_thinking, .. } = started;
-    let id = message.id.clone();
     // What the cache has is not known yet; the last event corrects the counts.
     send(events, &StreamEvent::MessageStart { message }).await?;
     let mut writer = BlockWriter::new(answer.turn(), omit_thinking);
@@ -171,7 +169,6 @@ async fn send_all(started: Started, events: &Events) -> Result<(), Broken> {
             send(events, &event).await?;
         }
         let delta = message_end(&end, &stop_sequences, max_tokens);
-        end.log(&id, delta.stop_reason);
         send(events, &StreamEvent::MessageDelta { delta, usage: usage(&end) }).await?;
         return send(events, &StreamEvent::MessageStop).await;
     }

@@ -15,7 +15,7 @@ use super::items::ItemWriter;
 use super::request::ResponsesRequest;
 use super::response::{Failure, Incomplete, InputDetails, InputTokens, OutputDetails, Response, Usage};
 use super::store::{Kept, NotKept, Store};
-use crate::answer::{Answer, End, News};
+use crate::answer::{Answer, End, Form, News};
 use crate::app::App;
 use crate::body::{self, Body};
 use crate::chat_model::{ChatModel, Prompt, unix_time};
@@ -127,7 +127,7 @@ impl Started {
             usage: None,
             echo: std::mem::take(&mut request.echo),
         };
-        let generation = model.engine.submit(Request {
+        let asked = Request {
             sampling,
             max_tokens: request.max_tokens,
             stop: request.stop.clone(),
@@ -135,11 +135,10 @@ impl Started {
             constraint: request.offered.asked.as_ref().map(|asked| asked.constraint.clone()),
             thinking_budget: request.thinking_budget,
             ..Request::new(prompt.tokens)
-        });
-        let generation = generation.map_err(|error| refused(&request, error))?;
-        let answer = Answer::new(generation, prompt.thinking, &request.offered.declared)
-            .kept_in(&model.turns, &prompt.opening)
-            .known_by_items();
+        };
+        let form = Form::Turn { thinking: prompt.thinking, tools: &request.offered.declared };
+        let answer = model.answer(&response.id, asked, form).map_err(|error| refused(&request, error))?;
+        let answer = answer.kept_in(&model.turns, &prompt.opening).known_by_items();
         let writer = ItemWriter::new(answer.turn().to_string(), request.offered, request.wish);
         let keep = request.store.then(|| (app.responses.clone(), request.previous, request.items));
         Ok(Started {
@@ -178,7 +177,6 @@ impl Started {
     /// Completes the response, and keeps it.
     fn finish(&mut self, status: &'static str, end: &End) {
         let response = &mut self.response;
-        end.log(&response.id, status);
         response.status = status;
         match end.reason {
             FinishReason::Length => {
@@ -238,7 +236,6 @@ async fn whole(mut started: Started) -> Result<Response, ApiError> {
 
 async fn stream(started: Started, events: Events) {
     let mut failed = started.response.clone();
-    let id = failed.id.clone();
     let mut sender = Sender { events: events.clone(), number: 0 };
     if let Err(broken) = send_all(started, &mut sender).await {
         let number = sender.number;
@@ -249,7 +246,7 @@ async fn stream(started: Started, events: Events) {
             // Strings and numbers, which always have a JSON form.
             Event::default().event(event.event.name()).json_data(&event).unwrap_or_default()
         };
-        sse::close(&events, &id, broken, error).await;
+        sse::close(&events, broken, error).await;
     }
 }
 
