@@ -50,7 +50,7 @@ pub struct AccessArgs {
     /// Take further keys from this file, one a line; empty lines and those that begin with # are skipped
     #[arg(long, value_name = "FILE")]
     pub api_key_file: Option<PathBuf>,
-    /// Let pages of this origin, such as https://chat.example, use the server from a browser; * is all; can be given
+    /// Let pages of this origin, such as `https://chat.example`, use the server from a browser; * is all; can be given
     /// several times
     #[arg(long, value_name = "ORIGIN")]
     pub cors_origin: Vec<String>,
