@@ -49,6 +49,20 @@ pub struct LilyServer {
     pub serve: ServeArgs,
 }
 
+/// A device that models run on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum BackendKind {
+    /// The best that works
+    #[default]
+    Auto,
+    /// An NVIDIA card
+    Cuda,
+    /// The processor
+    Cpu,
+    /// An Apple GPU, which this build does not have yet
+    Metal,
+}
+
 /// Which model, and how it runs.
 #[derive(Clone, Debug, Default, Args)]
 pub struct ModelArgs {
@@ -58,7 +72,13 @@ pub struct ModelArgs {
     /// Longest context in tokens, prompt and answer together [default: the model's, at most 32768]
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     pub ctx_len: Option<usize>,
-    /// Threads to compute with [default: the physical cores]
+    /// Device to compute with; `auto` takes an NVIDIA card that will do, else the CPU
+    #[arg(long, value_enum, value_name = "NAME", default_value_t)]
+    pub backend: BackendKind,
+    /// Which card, counted from 0 as the driver does
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub device: usize,
+    /// Threads that the CPU computes with [default: the physical cores]
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     pub threads: Option<usize>,
     /// Let the model think before it answers

@@ -1,7 +1,7 @@
 //! The programs `lily` and `lily-server`: flags in, answers out.
 //!
-//! This crate joins what the others offer: a checkpoint from `lily-model`, a backend from `lily-cpu`, the
-//! engine over it, and either the server or a conversation in the terminal. It has no arithmetic and no
+//! This crate joins what the others offer: a checkpoint from `lily-model`, a backend from `lily-cpu` or
+//! `lily-cuda`, the engine over it, and either the server or a conversation in the terminal. It has no arithmetic and no
 //! protocol of its own.
 //!
 //! **In**: the command line ([`args`]), standard input, a checkpoint's directory. **Out**: answers on standard
@@ -11,12 +11,14 @@
 //! A program that fails says why in one sentence and exits with 1; a wrong flag exits with 2; a reader of its
 //! output that goes away is no failure.
 //!
-//! Read first: [`session`], which turns flags into a model that answers; then [`commands`].
+//! Read first: [`session`], which turns flags into a model that answers, and [`device`], which finds what it runs
+//! on; then [`commands`].
 
 pub mod args;
 pub mod budget;
 pub mod commands;
 pub mod conversation;
+pub mod device;
 pub mod log;
 pub mod machine;
 pub mod progress;

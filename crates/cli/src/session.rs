@@ -1,10 +1,6 @@
 //! From flags to a model that answers: checkpoint, backend, engine.
 
-use anyhow::{Context, bail};
-use lily_cpu::footprint::Footprint;
-use lily_cpu::pool::physical_cores;
-use lily_cpu::{CpuBackend, CpuOptions};
-use lily_engine::backend::Backend;
+use anyhow::Context;
 use lily_engine::engine::{CacheOptions, Engine, EngineOptions};
 use lily_engine::prefix_cache::disk::DiskOptions;
 use lily_engine::prefix_cache::fingerprint::fingerprint;
@@ -16,7 +12,8 @@ use lily_server::record::Recorder;
 
 use crate::args::{CacheArgs, ModelArgs, PlaceArgs};
 use crate::budget::Budget;
-use crate::{machine, progress};
+use crate::device::{self, MemoryUse, Opened};
+use crate::progress;
 
 /// The default context: room for a coding agent's prompt, 0.7 GB of cache with the full model.
 pub const DEFAULT_CONTEXT: usize = 32_768;
@@ -43,19 +40,23 @@ const DOWNLOAD: &str = "hf download mlx-community/Qwen3.6-35B-A3B-4bit --local-d
 pub struct Session {
     /// The model.
     pub model: ChatModel,
-    /// Its memory.
-    pub budget: Budget,
+    /// The memory that it takes.
+    pub memory: MemoryUse,
+    /// Why it runs on the device that it runs on.
+    pub chosen: String,
 }
 
 /// Loads what `args` name and gives it `places`. Says on standard error when that is the demo.
 pub fn start(args: &ModelArgs, cache: &CacheArgs, places: PlaceArgs) -> anyhow::Result<Session> {
     let spinner = progress::spinner("loading the model");
     let checkpoint = open(args)?;
-    let budget = budget(args, &checkpoint, DEFAULT_CONTEXT)?;
     let tokenizer = checkpoint.tokenizer()?;
     let defaults = checkpoint.generation_config();
-    let cache = cache_options(cache, &budget, &checkpoint, &tokenizer)?;
-    let backend = backend_within(args, &checkpoint, budget.context, state_bytes(&budget, cache.bytes))?;
+    let wished = cache.cache_bytes;
+    let state = |budget: &Budget| state_bytes(budget, cache_bytes(wished, budget.own, budget.left()));
+    let Opened { backend, memory, chosen } = device::open(args, &checkpoint, DEFAULT_CONTEXT, &state)?;
+    let bytes = cache_bytes(wished, memory.own(), memory.left());
+    let cache = cache_options(cache, bytes, &checkpoint, &tokenizer)?;
     let options = EngineOptions {
         eos_token_ids: defaults.eos_token_ids.clone(),
         busy_chunk: BUSY_CHUNK,
@@ -81,27 +82,7 @@ pub fn start(args: &ModelArgs, cache: &CacheArgs, places: PlaceArgs) -> anyhow::
             "lily: no --model-path, so this is the built-in demo, a tiny model; for the real one: `{DOWNLOAD}`, then --model-path qwen3.6"
         );
     }
-    Ok(Session { model, budget })
-}
-
-/// The device that runs the checkpoint's model, with room for `context` tokens in a sequence.
-pub fn backend(
-    args: &ModelArgs,
-    checkpoint: &Checkpoint,
-    context: usize,
-) -> anyhow::Result<Box<dyn Backend>> {
-    backend_within(args, checkpoint, context, usize::MAX)
-}
-
-fn backend_within(
-    args: &ModelArgs,
-    checkpoint: &Checkpoint,
-    context: usize,
-    state_bytes: usize,
-) -> anyhow::Result<Box<dyn Backend>> {
-    let options =
-        CpuOptions { threads: args.threads, ctx_len: context, state_bytes, ..CpuOptions::default() };
-    Ok(Box::new(CpuBackend::new(checkpoint.weights()?, options)?))
+    Ok(Session { model, memory, chosen })
 }
 
 /// What sequences and snapshots may take: what one sequence needs, all that the cache may hold, and half of what
@@ -112,14 +93,18 @@ fn state_bytes(budget: &Budget, cache: u64) -> usize {
     usize::try_from(bytes).unwrap_or(usize::MAX)
 }
 
+/// Bytes of the prefix cache: those asked for, else half of what is left beside one sequence, which takes `own`.
+fn cache_bytes(asked: Option<u64>, own: u64, left: Option<u64>) -> u64 {
+    let most = MOST_CACHE.min(own.saturating_mul(MOST_CACHED_CONTEXTS));
+    asked.unwrap_or_else(|| left.map_or(BLIND_CACHE, |left| left / 2).min(most))
+}
+
 fn cache_options(
     args: &CacheArgs,
-    budget: &Budget,
+    bytes: u64,
     checkpoint: &Checkpoint,
     tokenizer: &Tokenizer,
 ) -> anyhow::Result<CacheOptions> {
-    let most = MOST_CACHE.min(budget.own.saturating_mul(MOST_CACHED_CONTEXTS));
-    let usual = || budget.left().map_or(BLIND_CACHE, |left| left / 2).min(most);
     let turn_start = tokenizer.token_id(markers::IM_START);
     let tool_response = tokenizer.token_id(TOOL_RESPONSE);
     let disk = match &args.cache_dir {
@@ -132,7 +117,7 @@ fn cache_options(
         None => None,
     };
     Ok(CacheOptions {
-        bytes: args.cache_bytes.unwrap_or_else(usual),
+        bytes,
         markers: turn_start.map(|turn_start| TurnMarkers { turn_start, tool_response }),
         disk,
         ..CacheOptions::default()
@@ -145,20 +130,4 @@ pub fn open(args: &ModelArgs) -> anyhow::Result<Checkpoint> {
         Some(dir) => Checkpoint::open(dir).with_context(|| format!("{} cannot be loaded", dir.display())),
         None => Ok(Checkpoint::demo()?),
     }
-}
-
-/// The memory that the checkpoint's model takes at the context that `args` ask for, else at `usual` or what the
-/// model and the machine have room for.
-///
-/// # Errors
-/// A context that is longer than the model's, or that does not fit the machine.
-pub fn budget(args: &ModelArgs, checkpoint: &Checkpoint, usual: usize) -> anyhow::Result<Budget> {
-    let geometry = checkpoint.geometry();
-    let most = geometry.max_context;
-    if let Some(asked) = args.ctx_len.filter(|&asked| asked > most) {
-        bail!("--ctx-len {asked} is more than the {most} tokens of {}; ask for less", checkpoint.name())
-    }
-    let threads = args.threads.unwrap_or_else(physical_cores);
-    let own = |tokens| Footprint::new(geometry, threads, tokens).total() as u64;
-    Budget::new(args.ctx_len, usual.min(most), checkpoint.weight_bytes(), machine::memory_bytes(), own)
 }

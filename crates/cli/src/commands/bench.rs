@@ -21,7 +21,8 @@ use std::time::Instant;
 use anyhow::{Context, bail};
 use lily_model::cost::Cost;
 
-use crate::args::BenchArgs;
+use crate::args::{BenchArgs, ModelArgs};
+use crate::device::{self, Opened};
 use crate::{machine, progress, session};
 use measure::Bench;
 use plan::Plan;
@@ -40,9 +41,11 @@ pub fn run(args: &BenchArgs, started: Instant) -> anyhow::Result<()> {
     let opening = Instant::now();
     let checkpoint = session::open(&args.model)?;
     // All the context that there is room for: the cache takes only what is used.
-    let budget = session::budget(&args.model, &checkpoint, usize::MAX)?;
-    let plan = Plan::new(args, budget.context)?;
-    let backend = session::backend(&args.model, &checkpoint, plan.context)?;
+    let most = device::most_context(&args.model, &checkpoint)?;
+    let plan = Plan::new(args, most)?;
+    let measured = ModelArgs { ctx_len: Some(plan.context), ..args.model.clone() };
+    let Opened { backend, memory: planned, .. } =
+        device::open(&measured, &checkpoint, plan.context, &|_| usize::MAX)?;
     let load_seconds = opening.elapsed().as_secs_f64();
     let weights = checkpoint.weights()?;
 
@@ -56,7 +59,7 @@ pub fn run(args: &BenchArgs, started: Instant) -> anyhow::Result<()> {
     let prefill = bench.prefill()?;
     let decode = bench.decode()?;
     // Before the limits are measured, which may take memory of their own.
-    let memory = Memory::new(bench.resident(), budget.weights);
+    let memory = Memory::new(bench.resident(), planned.mapped_weights());
     let limits = if args.no_floor { None } else { bench.limits() };
     let mut report = Report {
         lily: env!("CARGO_PKG_VERSION"),

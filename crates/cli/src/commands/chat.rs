@@ -37,9 +37,12 @@ pub fn run(args: &ChatArgs) -> anyhow::Result<()> {
         None if std::io::stdin().is_terminal() => None,
         None => Some(read_question()?),
     };
-    let Session { model, budget } = session::start(&args.model, &args.cache, PlaceArgs::default())?;
-    if args.stats || !budget.is_resident() {
-        eprintln!("lily: {budget}");
+    let Session { model, memory, chosen } = session::start(&args.model, &args.cache, PlaceArgs::default())?;
+    if args.stats {
+        eprintln!("lily: {} on {} ({chosen})", model.name, model.engine.description());
+    }
+    if args.stats || !memory.is_resident() {
+        eprintln!("lily: {memory}");
     }
     // One thread is enough to wait for an answer and for Ctrl-C; the engine has its own.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;

@@ -6,7 +6,7 @@ use anyhow::bail;
 use lily_model::inspect;
 
 use crate::args::{InspectArgs, ModelArgs};
-use crate::session;
+use crate::{device, session};
 
 /// Prints the report; an error where Lily refuses the checkpoint.
 pub fn run(args: &InspectArgs) -> anyhow::Result<()> {
@@ -16,7 +16,7 @@ pub fn run(args: &InspectArgs) -> anyhow::Result<()> {
     match report.problems.len() {
         0 => {
             let model = ModelArgs { model_path: Some(args.dir.clone()), ..ModelArgs::default() };
-            let budget = session::budget(&model, &session::open(&model)?, session::DEFAULT_CONTEXT)?;
+            let budget = device::cpu_budget(&model, &session::open(&model)?, session::DEFAULT_CONTEXT)?;
             writeln!(out, "Memory: {budget}.")?;
             Ok(())
         }

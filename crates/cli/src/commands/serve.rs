@@ -46,14 +46,14 @@ async fn serve(args: &ServeArgs) -> anyhow::Result<()> {
     let loading = async {
         let (loaded, cache, places) = (args.model.clone(), args.cache.clone(), args.places);
         let start = move || session::start(&loaded, &cache, places);
-        let Session { mut model, budget } = tokio::task::spawn_blocking(start).await??;
+        let Session { mut model, memory, chosen } = tokio::task::spawn_blocking(start).await??;
         if let Some(name) = &args.model_name {
             model.name.clone_from(name);
         }
         let metrics = Metrics::new(&model.name).context("the figures for /metrics cannot be kept")?;
         model.recorder = Recorder { metrics: Some(metrics), ..recorder };
-        eprintln!("lily: {} on {}", model.name, model.engine.description());
-        eprintln!("lily: {budget}");
+        eprintln!("lily: {} on {} ({chosen})", model.name, model.engine.description());
+        eprintln!("lily: {memory}");
         let body_bytes = usize::try_from(limits.max_body).unwrap_or(usize::MAX);
         let limits = Limits { body_bytes, body_time: limits.body_timeout };
         gate.open(App { model, keys, limits, responses: Default::default() });
