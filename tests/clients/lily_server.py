@@ -8,6 +8,20 @@ import subprocess
 import sys
 import threading
 
+# A tool that the demo knows how to call.
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "Get the current weather in a city.",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string", "description": "The city."}},
+            "required": ["city"],
+        },
+    },
+}
+
 
 class Server:
     """A running `lily-server` on a free port."""

@@ -13,20 +13,9 @@ import subprocess
 import lily_server
 import openai
 import pydantic
+from lily_server import WEATHER
 
 QUESTION = "What is 17 + 25?"
-WEATHER = {
-    "type": "function",
-    "function": {
-        "name": "get_weather",
-        "description": "Get the current weather in a city.",
-        "parameters": {
-            "type": "object",
-            "properties": {"city": {"type": "string", "description": "The city."}},
-            "required": ["city"],
-        },
-    },
-}
 
 
 def user(text):

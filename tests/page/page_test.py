@@ -14,21 +14,10 @@ import sys
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "clients"))
 
 import lily_server
+from lily_server import WEATHER
 from playwright.sync_api import Error, expect, sync_playwright
 
 KEY = "a key"
-WEATHER = {
-    "type": "function",
-    "function": {
-        "name": "get_weather",
-        "description": "Get the current weather in a city.",
-        "parameters": {
-            "type": "object",
-            "properties": {"city": {"type": "string", "description": "The city."}},
-            "required": ["city"],
-        },
-    },
-}
 CHAT = "**/v1/chat/completions"
 
 

@@ -33,16 +33,7 @@ fn one(tool: &Fields<'_>) -> Result<Value, ApiError> {
         );
         return Err(ApiError::unsupported(path, message));
     }
-    if tool.boolean("defer_loading")? == Some(true) {
-        let path = tool.path("defer_loading");
-        let message = format!("`{path}` may not be true: Lily has no tool search; the model sees every tool");
-        return Err(ApiError::unsupported(path, message));
-    }
-    if tool.list("allowed_callers")?.is_some_and(|callers| callers.iter().any(|caller| caller != "direct")) {
-        let path = tool.path("allowed_callers");
-        let message = format!("`{path}` may hold \"direct\" only: Lily runs no code that could call a tool");
-        return Err(ApiError::unsupported(path, message));
-    }
+    tools::check_callers(tool)?;
     // Arguments come when they are complete, which every client must be ready for.
     tool.boolean("eager_input_streaming")?;
     let name =

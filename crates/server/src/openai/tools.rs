@@ -166,3 +166,19 @@ fn named(body: &Fields<'_>, tools: &[Value], parallel: bool) -> Result<Mode, Api
         }
     }
 }
+
+/// Refuses a tool that the model would have to search for, or that something other than the model would call: members
+/// of a tool that Anthropic's messages and OpenAI's responses have in common.
+pub fn check_callers(tool: &Fields<'_>) -> Result<(), ApiError> {
+    if tool.boolean("defer_loading")? == Some(true) {
+        let path = tool.path("defer_loading");
+        let message = format!("`{path}` may not be true: Lily has no tool search; the model sees every tool");
+        return Err(ApiError::unsupported(path, message));
+    }
+    if tool.list("allowed_callers")?.is_some_and(|callers| callers.iter().any(|caller| caller != "direct")) {
+        let path = tool.path("allowed_callers");
+        let message = format!("`{path}` may hold \"direct\" only: Lily runs no code that could call a tool");
+        return Err(ApiError::unsupported(path, message));
+    }
+    Ok(())
+}
