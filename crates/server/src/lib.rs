@@ -34,6 +34,7 @@ pub mod conversation;
 pub mod error;
 pub mod gate;
 pub mod health;
+mod lru;
 pub mod metrics;
 pub mod models;
 pub mod openai;

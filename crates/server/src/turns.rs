@@ -10,7 +10,6 @@
 //! The template still decides what stays of a turn: it renders a mark in the turn's place, and where it left the
 //! reasoning out, so is the reasoning of the kept turn.
 
-use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use lily_engine::output::Delta;
@@ -19,6 +18,7 @@ use lily_model::tokenizer::Tokenizer;
 use lily_model::tokenizer::markers::THINK_END;
 use serde_json::{Value, json};
 
+use crate::lru::Lru;
 use crate::openai::assemble::secret_id;
 
 /// Most bytes of turns that are kept: some thousands of them.
@@ -79,7 +79,7 @@ impl Written {
         let calls =
             self.calls.iter().map(|(name, arguments)| name.len() + arguments.len() + size_of_val(name) * 2);
         let texts = self.opening.len() + self.reasoning.len() + self.content.len();
-        size_of::<Entry>() + size_of_val(&*self.tokens) + texts + calls.sum::<usize>()
+        size_of::<Written>() + size_of_val(&*self.tokens) + texts + calls.sum::<usize>()
     }
 
     /// The text behind the reasoning; `None` where the reasoning does not end.
@@ -119,22 +119,7 @@ fn turn_of(id: &str) -> Option<&str> {
 
 /// The turns of the last answers, within bounds; least recently used out first. Clones share them.
 #[derive(Clone, Debug, Default)]
-pub struct Turns(Arc<Mutex<Inner>>);
-
-#[derive(Debug, Default)]
-struct Inner {
-    kept: HashMap<String, Entry>,
-    /// Ids by their last use.
-    used: BTreeMap<u64, String>,
-    clock: u64,
-    bytes: usize,
-}
-
-#[derive(Debug)]
-struct Entry {
-    written: Arc<Written>,
-    used: u64,
-}
+pub struct Turns(Arc<Mutex<Lru<Written>>>);
 
 impl Turns {
     /// Keeps a turn.
@@ -143,16 +128,10 @@ impl Turns {
         if bytes > MAX_BYTES {
             return;
         }
-        self.with(|inner| {
-            inner.clock += 1;
-            inner.used.insert(inner.clock, id.to_string());
-            inner.kept.insert(id.to_string(), Entry { written: Arc::new(written), used: inner.clock });
-            inner.bytes += bytes;
-            while inner.bytes > MAX_BYTES {
-                let Some(entry) = inner.used.pop_first().and_then(|(_, id)| inner.kept.remove(&id)) else {
-                    return;
-                };
-                inner.bytes -= entry.written.bytes();
+        self.with(|lru| {
+            lru.insert(id, written, bytes);
+            while lru.bytes() > MAX_BYTES {
+                lru.remove_oldest();
             }
         });
     }
@@ -161,19 +140,11 @@ impl Turns {
     fn find(&self, message: &Value) -> Option<Arc<Written>> {
         let id = message["tool_calls"][0]["id"].as_str().or(message["id"].as_str())?;
         let turn = turn_of(id)?;
-        let written = self.with(|inner| {
-            inner.clock += 1;
-            let clock = inner.clock;
-            let entry = inner.kept.get_mut(turn)?;
-            inner.used.remove(&entry.used);
-            inner.used.insert(clock, turn.to_string());
-            entry.used = clock;
-            Some(Arc::clone(&entry.written))
-        })?;
+        let written = self.with(|lru| lru.get(turn))?;
         written.is_said_by(message).then_some(written)
     }
 
-    fn with<T>(&self, work: impl FnOnce(&mut Inner) -> T) -> T {
+    fn with<T>(&self, work: impl FnOnce(&mut Lru<Written>) -> T) -> T {
         // Every change is complete before anything that could panic.
         work(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }

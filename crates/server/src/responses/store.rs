@@ -4,10 +4,11 @@
 //! is the chain of them. When one is used, those before it count as used after it, so that of a chain nobody asks
 //! for any more the end goes first, and whatever is there has all that it needs, unless a client deleted it.
 
-use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use serde_json::Value;
+
+use crate::lru::Lru;
 
 /// Most bytes of JSON that are kept.
 const MAX_BYTES: usize = 64 * 1024 * 1024;
@@ -31,114 +32,73 @@ pub struct NotKept(pub String);
 
 /// The store. Clones share it.
 #[derive(Clone, Debug, Default)]
-pub struct Store(Arc<Mutex<Inner>>);
-
-#[derive(Debug, Default)]
-struct Inner {
-    kept: HashMap<String, Entry>,
-    /// Ids by their last use.
-    used: BTreeMap<u64, String>,
-    clock: u64,
-    bytes: usize,
-}
-
-#[derive(Debug)]
-struct Entry {
-    kept: Arc<Kept>,
-    bytes: usize,
-    used: u64,
-}
+pub struct Store(Arc<Mutex<Lru<Kept>>>);
 
 impl Store {
     /// Keeps a response. One that is larger than the store is not kept.
     pub fn keep(&self, id: &str, kept: Kept) {
-        self.with(|inner| inner.keep(id, kept));
-    }
-
-    /// A response.
-    pub fn get(&self, id: &str) -> Option<Arc<Kept>> {
-        self.with(|inner| {
-            inner.touch(id);
-            inner.kept.get(id).map(|entry| Arc::clone(&entry.kept))
-        })
-    }
-
-    /// The response and all before it, the first one first.
-    pub fn chain(&self, id: &str) -> Result<Vec<Arc<Kept>>, NotKept> {
-        self.with(|inner| {
-            inner.touch(id);
-            let mut chain = Vec::new();
-            let mut next = Some(id.to_string());
-            while let Some(id) = next {
-                let entry = inner.kept.get(&id).ok_or(NotKept(id))?;
-                next = entry.kept.previous.clone();
-                chain.push(Arc::clone(&entry.kept));
-            }
-            chain.reverse();
-            Ok(chain)
-        })
-    }
-
-    /// An item of a response that is kept.
-    pub fn item(&self, id: &str) -> Option<Value> {
-        self.with(|inner| {
-            let items = |kept: &Kept| {
-                let output = kept.response["output"].as_array().into_iter().flatten();
-                kept.items.iter().chain(output).find(|item| item["id"] == id).cloned()
-            };
-            inner.kept.values().find_map(|entry| items(&entry.kept))
-        })
-    }
-
-    /// Forgets a response; whether there was one.
-    pub fn delete(&self, id: &str) -> bool {
-        self.with(|inner| inner.remove(id))
-    }
-
-    fn with<T>(&self, work: impl FnOnce(&mut Inner) -> T) -> T {
-        // Every change is complete before anything that could panic.
-        work(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
-    }
-}
-
-impl Inner {
-    fn keep(&mut self, id: &str, kept: Kept) {
         let bytes = size(&kept.response) + kept.items.iter().map(size).sum::<usize>();
         if bytes > MAX_BYTES {
             tracing::warn!(id, bytes, "the response is too large to be kept");
             return;
         }
-        self.clock += 1;
-        let used = self.clock;
-        self.used.insert(used, id.to_string());
-        self.kept.insert(id.to_string(), Entry { kept: Arc::new(kept), bytes, used });
-        self.bytes += bytes;
-        self.touch(id);
-        while self.bytes > MAX_BYTES || self.kept.len() > MAX_RESPONSES {
-            let Some(oldest) = self.used.first_key_value().map(|(_, id)| id.clone()) else { return };
-            self.remove(&oldest);
-        }
+        self.with(|lru| {
+            lru.insert(id, kept, bytes);
+            chain(lru, id).ok();
+            while lru.bytes() > MAX_BYTES || lru.len() > MAX_RESPONSES {
+                lru.remove_oldest();
+            }
+        });
     }
 
-    /// Counts a use of a response, and after it one of each before it.
-    fn touch(&mut self, id: &str) {
-        let mut next = Some(id.to_string());
-        while let Some(id) = next {
-            let Some(entry) = self.kept.get_mut(&id) else { return };
-            self.used.remove(&entry.used);
-            self.clock += 1;
-            entry.used = self.clock;
-            next = entry.kept.previous.clone();
-            self.used.insert(self.clock, id);
-        }
+    /// A response.
+    pub fn get(&self, id: &str) -> Option<Arc<Kept>> {
+        self.with(|lru| {
+            let kept = lru.get(id)?;
+            // Whatever it continues is used too, as far as that is there.
+            chain(lru, id).ok();
+            Some(kept)
+        })
     }
 
-    fn remove(&mut self, id: &str) -> bool {
-        let Some(entry) = self.kept.remove(id) else { return false };
-        self.used.remove(&entry.used);
-        self.bytes -= entry.bytes;
-        true
+    /// The response and all before it, the first one first.
+    pub fn chain(&self, id: &str) -> Result<Vec<Arc<Kept>>, NotKept> {
+        self.with(|lru| chain(lru, id))
     }
+
+    /// An item of a response that is kept.
+    pub fn item(&self, id: &str) -> Option<Value> {
+        self.with(|lru| {
+            let items = |kept: &Kept| {
+                let output = kept.response["output"].as_array().into_iter().flatten();
+                kept.items.iter().chain(output).find(|item| item["id"] == id).cloned()
+            };
+            lru.values().find_map(items)
+        })
+    }
+
+    /// Forgets a response; whether there was one.
+    pub fn delete(&self, id: &str) -> bool {
+        self.with(|lru| lru.remove(id))
+    }
+
+    fn with<T>(&self, work: impl FnOnce(&mut Lru<Kept>) -> T) -> T {
+        // Every change is complete before anything that could panic.
+        work(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+/// The response and all before it, the first one first. This is a use of each, of the first one last.
+fn chain(lru: &mut Lru<Kept>, id: &str) -> Result<Vec<Arc<Kept>>, NotKept> {
+    let mut chain = Vec::new();
+    let mut next = Some(id.to_string());
+    while let Some(id) = next {
+        let kept = lru.get(&id).ok_or(NotKept(id))?;
+        next = kept.previous.clone();
+        chain.push(kept);
+    }
+    chain.reverse();
+    Ok(chain)
 }
 
 /// About what a value takes in memory.
