@@ -8,6 +8,10 @@
 //!
 //! `attn_core` writes the newest keys and values itself where there is one row. In a batch rows may follow each
 //! other in one sequence (a prompt), so a kernel before it writes them all.
+//!
+//! The devices differ in few places. On CUDA a stage's weights are one argument, pages and states have addresses,
+//! and several blocks share a value head. On Metal each projection lies in place, pages and states are numbers in
+//! pools that are arguments, and attention has a second kernel for long contexts ([`long_context`]).
 
 use lily_model::cost::used_experts;
 use lily_model::geometry::{Geometry, LayerKind};
@@ -17,32 +21,16 @@ use crate::layout::{KvLayout, PAGE_TOKENS, StateLayout};
 use crate::packing::{self, Group};
 use crate::plan::{BufferId, Mode, Plan, Recorder, Recording, Role};
 use crate::stage::Stage;
-use crate::step::StepLayout;
 use crate::target::{
-    ACTIVATION_CHUNK_BYTES, ASKED_AHEAD, CHUNK_INPUTS, CHUNK4_BYTES, CHUNK8_BYTES, Launch, TILE_ROWS, Target,
-    WeightLayout,
+    ASKED_AHEAD, CHUNK_INPUTS, CHUNK4_BYTES, CHUNK8_BYTES, Launch, TILE_ROWS, Target, WeightLayout,
 };
+use crate::workspace::{F32, PART_SCALARS, U32, Workspace};
 
 /// The most rows of a step.
 pub const MAX_ROWS: usize = 32;
 /// Parts that attention cuts a row's cache into at the most. A row that has few positions has fewer.
 pub const SPANS: usize = 64;
-/// Numbers of a part beside its sums, for each query head: the largest score, and the sum of the weights.
-const PART_SCALARS: usize = 2;
-/// Blocks that share a value head's state, by columns.
-pub const RECURRENCE_PARTS: usize = 4;
-/// Words of a row's choice: the experts, their weights, the shared expert's factor and the tag that says it is
-/// made.
-const CHOICE_WORDS: usize = 32;
-/// Words of a run of rows that share an expert.
-const ITEM_WORDS: usize = 16;
-/// Words of a logit that is the largest of a block's, and its index.
-const BEST_WORDS: usize = 2;
-/// Bytes of a row of what the experts multiply that stand beside its chunks: the factor of the norm.
-const PACKED_ROW_BYTES: usize = 16;
 
-const F32: u64 = size_of::<f32>() as u64;
-const U32: u64 = size_of::<u32>() as u64;
 /// Bytes of a bf16.
 const BF16: u64 = 2;
 
@@ -68,10 +56,16 @@ pub fn spans(positions: usize) -> usize {
     pages.div_ceil(pages.div_ceil(SPANS))
 }
 
-/// Pages that a block of attention has under way: several, where its part of the longest cache has several.
+/// Whether a part of the longest cache has several pages. Attention then keeps several under way (CUDA), or gives
+/// each SIMD-group pages of its own instead of sharing one out (Metal); what comes out of a row is the same.
+pub fn long_context(context: usize) -> bool {
+    context > SPANS * PAGE_TOKENS
+}
+
+/// Pages that a block of attention has under way.
 pub fn pages_ahead(context: usize) -> u32 {
     const MOST: u32 = 3;
-    if context <= SPANS * PAGE_TOKENS { 1 } else { MOST }
+    if long_context(context) { MOST } else { 1 }
 }
 
 /// Records a decode step of `weights`, of which only shapes and formats are looked at.
@@ -87,44 +81,6 @@ pub fn record(weights: &Weights, target: Target, shape: Shape) -> Plan {
     }
     pass.head();
     pass.recorder.finish()
-}
-
-/// What stages hand to each other; f32 where nothing else is said.
-struct Workspace {
-    step: BufferId,
-    /// Residual stream, `[rows, hidden]`.
-    x: BufferId,
-    /// What `delta_in` and `attn_in` leave: `[rows, projections of the layer]`, each row a whole number of tiles.
-    projected: BufferId,
-    /// What the mixers leave, `[rows, width]`.
-    mixed: BufferId,
-    /// Sums of squares for the gated norm, `[rows, value_heads, RECURRENCE_PARTS]`.
-    squares: BufferId,
-    /// Weighted values of the parts of the cache, `[rows, heads, SPANS, head_dim]`.
-    parts: BufferId,
-    /// `[rows, heads, SPANS, PART_SCALARS]`.
-    part_scalars: BufferId,
-    /// Router logits and the shared expert's, `[rows, experts + 1]` in whole tiles.
-    router: BufferId,
-    /// What the experts multiply: [`ACTIVATION_CHUNK_BYTES`] for each chunk, and [`PACKED_ROW_BYTES`].
-    packed: BufferId,
-    /// Of each layer, u32 `[rows, CHOICE_WORDS]`.
-    choices: Vec<BufferId>,
-    /// Inner activations, the shared expert's last: `[rows, top_k + 1, expert_width]`.
-    inner: BufferId,
-    /// Runs of rows that share an expert, in a batch: how many, then u32 `[rows * (top_k + 1), ITEM_WORDS]`.
-    items: BufferId,
-    /// Products of the experts of a batch, `[rows, top_k + 1, hidden]`.
-    products: BufferId,
-    /// `[rows, vocab]`.
-    logits: BufferId,
-    /// The largest logit that each block of the head saw, `[rows, blocks, BEST_WORDS]`.
-    best: BufferId,
-    /// u32 `[MAX_ROWS]`.
-    tokens: BufferId,
-    recurrent: BufferId,
-    tails: BufferId,
-    kv: BufferId,
 }
 
 struct Pass<'a> {
@@ -145,61 +101,10 @@ struct Pass<'a> {
 impl<'a> Pass<'a> {
     fn new(weights: &'a Weights, target: Target, shape: Shape) -> Pass<'a> {
         let geometry = &weights.geometry;
-        let Geometry { hidden, attention, delta, moe, .. } = geometry;
-        let (state, kv) = (StateLayout::new(geometry), KvLayout::new(geometry));
-        let (attention_layers, delta_layers) =
-            (geometry.count(LayerKind::Attention), geometry.count(LayerKind::Delta));
-        let width = attention.heads * attention.head_dim;
-        let tiled = |rows: usize| rows.next_multiple_of(TILE_ROWS);
-        let projected = tiled(delta.conv_channels() + delta.value_width() + 2 * delta.value_heads)
-            .max(tiled(2 * width + 2 * attention.kv_heads * attention.head_dim));
-        let spans = attention.heads * SPANS;
-        let blocks = target.dense(geometry.vocab, shape.rows).grid[0] as usize;
-        let slots = moe.top_k + 1;
-        let packed = hidden.div_ceil(CHUNK_INPUTS) * ACTIVATION_CHUNK_BYTES + PACKED_ROW_BYTES;
-
         let mut recorder = Recorder::new();
-        let rows = shape.rows as u64;
-        let mut of = |name: String, width: usize, element: u64| {
-            recorder.buffer(name, Role::Activations, rows * width as u64 * element)
-        };
-        let mut f32 = |name: &str, width: usize| of(name.to_owned(), width, F32);
-        let to = Workspace {
-            x: f32("x", *hidden),
-            projected: f32("projected", projected),
-            mixed: f32("mixed", width.max(delta.value_width())),
-            squares: f32("squares", delta.value_heads * RECURRENCE_PARTS),
-            parts: f32("parts", spans * attention.head_dim),
-            part_scalars: f32("part_scalars", spans * PART_SCALARS),
-            router: f32("router", tiled(moe.experts + 1)),
-            inner: f32("inner", slots * moe.expert_width),
-            products: f32("products", slots * hidden),
-            logits: f32("logits", geometry.vocab),
-            packed: of("packed".into(), packed, 1),
-            best: of("best".into(), blocks * BEST_WORDS, U32),
-            choices: (0..weights.layers.len())
-                .map(|layer| of(format!("choices.{layer}"), CHOICE_WORDS, U32))
-                .collect(),
-            items: recorder.buffer(
-                "items",
-                Role::Activations,
-                (ITEM_WORDS * (1 + shape.rows * slots)) as u64 * U32,
-            ),
-            tokens: recorder.buffer("tokens", Role::Activations, MAX_ROWS as u64 * U32),
-            step: recorder.buffer("step", Role::Step, StepLayout::BYTES as u64),
-            recurrent: recorder.buffer(
-                "recurrent",
-                Role::State,
-                rows * (delta_layers * state.recurrent_bytes()) as u64,
-            ),
-            tails: recorder.buffer("tails", Role::State, rows * (delta_layers * state.tail_bytes()) as u64),
-            kv: recorder.buffer(
-                "kv",
-                Role::Kv,
-                rows * (attention_layers * kv.position_bytes() * shape.context) as u64,
-            ),
-        };
-        let frequencies = recorder.buffer("inv_freq", Role::Weights, (attention.rotary_dim / 2) as u64 * F32);
+        let to = Workspace::new(&mut recorder, geometry, target, shape);
+        let frequencies = (geometry.attention.rotary_dim / 2) as u64 * F32;
+        let frequencies = recorder.buffer("inv_freq", Role::Weights, frequencies);
         let mut pass = Pass {
             weights,
             geometry,
@@ -242,7 +147,11 @@ impl<'a> Pass<'a> {
         let (step, x) = (self.to.step, self.to.x);
         let launch = Launch::plain([rows as u32, 1, 1], ROW_THREADS);
         let recording = self.recorder.dispatch("embed", Stage::Embed, None).reads(step);
-        bind(recording, &table).writes(x).launch(launch).end();
+        bind(recording, &table)
+            .when(self.to.pools, |recording, pools| recording.reads_some(pools.sampled, rows * U32))
+            .writes(x)
+            .launch(launch)
+            .end();
     }
 
     fn delta(&mut self, index: usize, layer: &LayerWeights) {
@@ -263,7 +172,8 @@ impl<'a> Pass<'a> {
         let [projected_bytes, mixed_bytes] =
             [group_rows(&groups[0]).next_multiple_of(TILE_ROWS), self.geometry.delta.value_width()]
                 .map(|width| rows * width as u64 * F32);
-        let blocks = (self.geometry.delta.value_heads * RECURRENCE_PARTS) as u32;
+        let launch = self.target.recurrence(self.geometry.delta.value_heads, self.shape.rows);
+        let (recurrent_pool, tails_pool) = (self.pool(recurrent), self.pool(tails));
         self.recorder
             .dispatch("delta_core", Stage::DeltaCore, Some(index))
             .reads(step)
@@ -274,10 +184,11 @@ impl<'a> Pass<'a> {
             .reads(gated_norm)
             .reach(recurrent, matrices.clone(), Mode::Update, matrices.end - matrices.start)
             .reach(tails, tail.clone(), Mode::Read, tail.end - tail.start)
+            .when(recurrent_pool, Recording::pool)
             .writes_first(mixed, mixed_bytes)
-            .writes(squares)
+            .when(squares, Recording::writes)
             .value(ordinal as u32)
-            .launch(Launch::plain([blocks, rows as u32, 1], ROW_THREADS))
+            .launch(launch)
             .end();
 
         // Every block of the recurrence reads the old tail, so the next kernel moves it on.
@@ -289,9 +200,10 @@ impl<'a> Pass<'a> {
         let recording = self.recorder.dispatch(kernel, Stage::DeltaOut, Some(index)).reads(step);
         let recording = bind(recording, &matrix)
             .reads_first(mixed, mixed_bytes)
-            .reads(squares)
+            .when(squares, Recording::reads)
             .reads_first(projected, channels)
             .reach(tails, tail.clone(), Mode::Write, tail.end - tail.start)
+            .when(tails_pool, Recording::pool)
             .updates(x)
             .launch(launch);
         match ahead {
@@ -325,14 +237,18 @@ impl<'a> Pass<'a> {
 
         let attention_launch = self.target.attention(attention.kv_heads, SPANS, self.shape.rows);
         let batch = self.shape.rows > 1;
+        let (page_table, kv_pool) = (self.to.pools.map(|pools| pools.page_table), self.pool(kv));
+        let pages = rows * self.shape.context.div_ceil(PAGE_TOKENS) as u64 * U32;
         if batch {
             let recording = self
                 .recorder
                 .dispatch("attn_kv_batch", Stage::AttnIn, Some(index))
                 .reads(step)
+                .when(page_table, |recording, table| recording.reads_some(table, rows * U32))
                 .reads_first(projected, projected_bytes)
                 .reads(k_norm)
-                .reads(frequencies);
+                .reads(frequencies)
+                .when(kv_pool, Recording::pool);
             newest
                 .clone()
                 .fold(recording, |recording, range| recording.reach(kv, range, Mode::Write, position))
@@ -340,15 +256,22 @@ impl<'a> Pass<'a> {
                 .launch(Launch::plain([kv_heads, rows as u32, 1], ROW_THREADS))
                 .end();
         }
-        let kernel = self.kernel("attn_core", "attn_core_batch");
+        let context = self.shape.context;
+        let kernel = if self.to.pools.is_some() && long_context(context) {
+            self.kernel("attn_core_long", "attn_core_long_batch")
+        } else {
+            self.kernel("attn_core", "attn_core_batch")
+        };
         let mut recording = self
             .recorder
             .dispatch(kernel, Stage::AttnCore, Some(index))
             .reads(step)
+            .when(page_table, |recording, table| recording.reads_some(table, pages))
             .reads_first(projected, projected_bytes)
             .reads(q_norm)
             .reads(k_norm)
             .reads(frequencies)
+            .when(kv_pool, Recording::pool)
             .writes_some(parts, part_bytes)
             .writes_some(part_scalars, scalar_bytes)
             .reach(kv, cache.clone(), Mode::Read, cache.end - cache.start);
@@ -356,8 +279,8 @@ impl<'a> Pass<'a> {
             recording =
                 newest.fold(recording, |recording, range| recording.reach(kv, range, Mode::Write, position));
         }
-        let pages = pages_ahead(self.shape.context);
-        recording.value(ordinal as u32).value(pages).launch(attention_launch).end();
+        let ahead = self.to.pools.is_none().then(|| pages_ahead(context));
+        recording.value(ordinal as u32).when(ahead, Recording::value).launch(attention_launch).end();
         self.recorder
             .dispatch("attn_merge", Stage::AttnCore, Some(index))
             .reads(step)
@@ -404,8 +327,9 @@ impl<'a> Pass<'a> {
             self.target.moe_down(moe, hidden, rows),
         ];
         let choice = self.to.choices[index];
-        // The tag of a choice is taken off half a pass before it is set again.
+        // The tag of a choice is taken off half a pass before it is set again, where a kernel waits for it.
         let reset = self.to.choices[(index + self.to.choices.len() / 2) % self.to.choices.len()];
+        let reset = self.to.pools.is_none().then_some(reset);
         let Workspace { step, x, router: logits, packed, inner, items, products, .. } = self.to;
         let inner_bytes = |experts: usize| (rows * experts * moe.expert_width) as u64 * F32;
 
@@ -417,7 +341,7 @@ impl<'a> Pass<'a> {
             .writes(logits)
             .writes(packed)
             .writes_some(inner, inner_bytes(1))
-            .writes_some(reset, rows as u64 * U32)
+            .when(reset, |recording, reset| recording.writes_some(reset, rows as u64 * U32))
             .launch(route_launch)
             .end();
         if rows == 1 {
@@ -473,15 +397,27 @@ impl<'a> Pass<'a> {
         let kernel = self.kernel("head", "head_batch");
         let recording = self.recorder.dispatch(kernel, Stage::Head, None).reads(step);
         bind(recording, &matrix).reads(norm).reads(x).writes(logits).writes(best).launch(launch).end();
+        let value = match self.to.pools {
+            Some(_) => self.target.dense_blocks(self.geometry.vocab, self.shape.rows) as u32,
+            // The host says the positions of every step.
+            None => 0,
+        };
         self.recorder
             .dispatch("sample", Stage::Sample, None)
             .reads(step)
             .reads(best)
+            .when(self.to.pools, |recording, pools| {
+                recording.writes_some(pools.sampled, u64::from(rows) * U32)
+            })
             .writes_some(tokens, u64::from(rows) * U32)
-            // The host says the positions of every step.
-            .value(0)
+            .value(value)
             .launch(Launch::plain([rows, 1, 1], ROW_THREADS))
             .end();
+    }
+
+    /// Memory that is an argument where it has no address.
+    fn pool(&self, buffer: BufferId) -> Option<BufferId> {
+        self.to.pools.map(|_| buffer)
     }
 
     /// Where layer `index` stands among those of its kind.

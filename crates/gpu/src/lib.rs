@@ -34,3 +34,4 @@ pub mod report;
 pub mod stage;
 pub mod step;
 pub mod target;
+mod workspace;

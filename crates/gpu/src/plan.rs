@@ -8,7 +8,8 @@
 //! A kernel gets most buffers as arguments, in the order in which they are recorded. Some memory it only
 //! reaches through another buffer: pages and recurrent states belong to sequences, which come and go between
 //! launches of the same plan, so their addresses stand in the step block. Such accesses have ranges like all
-//! others and no argument.
+//! others and no argument; on a device without addresses the argument is the pool that the memory is part of, and
+//! the ranges still count what the sequences of the step have, not where it lies in the pool.
 //!
 //! # Range and traffic
 //!
@@ -251,6 +252,19 @@ impl Recording<'_> {
     pub fn mentions(mut self, buffer: BufferId) -> Self {
         self.dispatch.args.push(Arg::Buffer(buffer, 0));
         self
+    }
+
+    /// Binds memory of which [`Recording::reach`] says what is touched.
+    pub fn pool(self, buffer: BufferId) -> Self {
+        self.mentions(buffer)
+    }
+
+    /// Goes on with `more` where there is something to go on with.
+    pub fn when<T>(self, some: Option<T>, more: impl FnOnce(Self, T) -> Self) -> Self {
+        match some {
+            Some(some) => more(self, some),
+            None => self,
+        }
     }
 
     /// Touches `range` of `buffer` without having it as an argument.

@@ -3,6 +3,9 @@
 //! It is all that differs between two launches of the same plan. **Rows** are tokens; a **segment** is the run of rows
 //! that belong to one sequence, in the order of their positions: one row each in decode, several where a prompt
 //! goes through the decode kernels. All numbers are little-endian; each array has room for [`MAX_ROWS`].
+//!
+//! On a device without addresses (Metal) the three u64 of a segment are numbers: of the state in the pool of states, of
+//! the first entry in the table of pages, whose entries are numbers of pages, and of the u32 among the sampled tokens.
 
 use crate::decode::MAX_ROWS;
 

@@ -61,8 +61,12 @@ pub const CHUNK8_BYTES: usize = 4352;
 /// Rows of a batch that a block takes at once: the columns of a tensor core's product.
 pub const ROW_GROUP: usize = 8;
 
+/// Blocks that share a value head's state on CUDA, by columns.
+pub const RECURRENCE_PARTS: usize = 4;
 /// Bytes of a chunk of one row's activations as a product reads them.
 pub const ACTIVATION_CHUNK_BYTES: usize = 544;
+/// Bytes of such a row that stand beside its chunks: the factor of the norm.
+const PACKED_ROW_BYTES: usize = 16;
 /// The most bytes of the next layer's weights that a kernel asks the cache for.
 pub const ASKED_AHEAD: u64 = 10 << 20;
 
@@ -72,10 +76,19 @@ const WARP: usize = 32;
 const DENSE_WARPS: usize = 16;
 const EXPERT_WARPS: usize = 8;
 const ATTENTION_WARPS: usize = 4;
-/// On Metal: rows of a matrix that a threadgroup works on at once, its threads, and how many of them a core has.
-const METAL_ROWS: usize = 16;
+/// On Metal: rows of a batch that a threadgroup multiplies at once.
+pub const METAL_ROW_GROUP: usize = 4;
+/// Its threads, and how many such threadgroups a core is given at the most.
 const METAL_THREADS: u32 = 256;
-const METAL_GROUPS: u32 = 8;
+const METAL_GROUPS: usize = 8;
+/// Rows of a matrix that it has at once, four to a SIMD-group; half of them where there would be too few threadgroups
+/// otherwise, which is below [`METAL_LARGE`] rows.
+const METAL_TILE: usize = 32;
+const METAL_SMALL_TILE: usize = 16;
+const METAL_LARGE: usize = 4096;
+/// Threads that hold the state of a value head, and of a threadgroup that works on a row element by element.
+const METAL_STATE_THREADS: u32 = 512;
+const ROW_THREADS: u32 = 256;
 
 impl Target {
     /// An H100 or H200, for plans that are made without a card.
@@ -91,13 +104,40 @@ impl Target {
         }
     }
 
+    /// Bytes of a row of what the experts multiply: rounded to 16 bits with their factors and the norm's, or f32.
+    pub fn packed_bytes(self, hidden: usize) -> usize {
+        match self {
+            Target::Cuda { .. } => hidden.div_ceil(CHUNK_INPUTS) * ACTIVATION_CHUNK_BYTES + PACKED_ROW_BYTES,
+            Target::Metal { .. } => hidden * size_of::<f32>(),
+        }
+    }
+
     /// A product of a matrix of `rows` rows with a step of `batch` rows.
     pub fn dense(self, rows: usize, batch: usize) -> Launch {
         match self {
             Target::Cuda { .. } => {
                 self.tiles(rows.div_ceil(TILE_ROWS), batch.div_ceil(ROW_GROUP), DENSE_WARPS)
             }
-            Target::Metal { .. } => self.blocks_of_rows(rows),
+            Target::Metal { .. } => {
+                let tile = if rows > METAL_LARGE { METAL_TILE } else { METAL_SMALL_TILE };
+                self.metal(rows.div_ceil(tile), batch)
+            }
+        }
+    }
+
+    /// Blocks that a product with a matrix of `rows` rows is dealt out to, for each row of the step.
+    pub fn dense_blocks(self, rows: usize, batch: usize) -> usize {
+        let [x, y, _] = self.dense(rows, batch).grid;
+        (if self.weights() == WeightLayout::Tiles { x } else { y }) as usize
+    }
+
+    /// The recurrence of `batch` sequences.
+    pub fn recurrence(self, value_heads: usize, batch: usize) -> Launch {
+        match self {
+            Target::Cuda { .. } => {
+                Launch::plain([(value_heads * RECURRENCE_PARTS) as u32, batch as u32, 1], ROW_THREADS)
+            }
+            Target::Metal { .. } => Launch::plain([value_heads as u32, batch as u32, 1], METAL_STATE_THREADS),
         }
     }
 
@@ -109,7 +149,9 @@ impl Target {
     /// The router and the shared expert's gate and up projections.
     pub fn moe_route(self, moe: &MoeGeometry, batch: usize) -> Launch {
         let Target::Cuda { .. } = self else {
-            return self.blocks_of_rows(moe.experts + 1 + 2 * moe.shared_width);
+            let tiles =
+                (moe.experts + 1).div_ceil(METAL_SMALL_TILE) + moe.shared_width.div_ceil(METAL_TILE / 2);
+            return self.metal(tiles, batch);
         };
         let tiles = (moe.experts + 1).div_ceil(TILE_ROWS) + moe.shared_width.div_ceil(ROW_GROUP);
         let grid = [tiles as u32, batch.div_ceil(ROW_GROUP) as u32, 1];
@@ -124,7 +166,9 @@ impl Target {
             }
             // Blocks that stay and take one run of rows that share an expert after the other.
             Target::Cuda { cores } => Launch::plain([cores, 1, 1], (EXPERT_WARPS * WARP) as u32),
-            Target::Metal { .. } => self.blocks_of_rows(batch * moe.top_k * 2 * moe.expert_width),
+            Target::Metal { .. } => {
+                self.metal(batch * moe.top_k * moe.expert_width.div_ceil(METAL_TILE / 2), 1)
+            }
         }
     }
 
@@ -136,7 +180,8 @@ impl Target {
                 Launch::plain(grid, ((moe.top_k + 1) * WARP) as u32)
             }
             Target::Cuda { cores } => Launch::plain([cores, 1, 1], (EXPERT_WARPS * WARP) as u32),
-            Target::Metal { .. } => self.blocks_of_rows(hidden * batch),
+            Target::Metal { .. } if batch == 1 => self.metal(hidden.div_ceil(METAL_SMALL_TILE), 1),
+            Target::Metal { .. } => self.metal(batch * (moe.top_k + 1) * hidden.div_ceil(METAL_TILE), 1),
         }
     }
 
@@ -147,11 +192,12 @@ impl Target {
         Launch::plain([blocks as u32, groups as u32, 1], (warps * WARP) as u32)
     }
 
-    /// One threadgroup for each few rows of a matrix, as far as the device can run them at once.
-    fn blocks_of_rows(self, rows: usize) -> Launch {
+    /// Threadgroups for the tiles of a matrix (y), dealt out evenly, and for a few rows of the step each (x): those that
+    /// read the same tile are neighbours.
+    fn metal(self, tiles: usize, batch: usize) -> Launch {
         let (Target::Cuda { cores } | Target::Metal { cores }) = self;
-        let groups = (rows.div_ceil(METAL_ROWS) as u32).min(cores * METAL_GROUPS);
-        Launch::plain([groups, 1, 1], METAL_THREADS)
+        let groups = tiles.div_ceil(tiles.div_ceil(cores as usize * METAL_GROUPS));
+        Launch::plain([batch.div_ceil(METAL_ROW_GROUP) as u32, groups as u32, 1], METAL_THREADS)
     }
 }
 
