@@ -1,0 +1,286 @@
+// attn_core: head norms and rotary embedding, the new position into the cache, attention over the cache, the output gate.
+//
+// Split: a context of P pages of 64 positions is cut into at most 64 spans of ceil(P / 64) pages; a threadgroup of 128 threads has one span of one KV
+// head of one row, with its eight query heads, which share all loads of keys and values. Grid (64, KV heads, rows); surplus threadgroups return.
+// The cut depends on the row's own position alone. attn_merge (a threadgroup a query head) adds the spans and applies the gate.
+// Reads 1 KB a position and KV head, 20 KB a position in all layers of the full geometry: 33 us at 1K, 4.4 ms at 128K of context at 614 GB/s.
+// Reached: unknown, it has run in the emulator only.
+//
+// Products are matrices of 8 x 8 of a SIMD-group: f32 queries (8 KB of threadgroup memory) times f16 keys, f32 weights times f16 values, f32 sums; keys and
+// values come from the page as they lie there. There are two layouts, and the plan takes the second where a context may pass 4,096 positions:
+// - `attn_core`: a span is one page, which the four SIMD-groups share: two tiles of positions each, then two heads' softmax, then eight tiles of dims.
+//   Least latency, for few pages.
+// - `attn_core_long`: each SIMD-group has pages of its own, every fourth of the span, all sums in its registers (64 of them a lane), and waits for nobody until
+//   the end, when the four are added one after the other.
+// Where a span is one page both do the same operations in the same order, so that a row's bits do not depend on the plan.
+#include "attention.h"
+
+// One page, shared by the SIMD-groups.
+inline void attend_page(device half* page, uint page_index, uint position, ulong first_part, threadgroup const float* queries, threadgroup float* scores,
+                        device float* parts, device float2* part_scalars, uint simd, uint lane) {
+  const int tiles = POSITION_TILES / ATTENTION_SIMDS, heads = GROUP_HEADS / ATTENTION_SIMDS, dims = DIM_TILES / ATTENTION_SIMDS;
+  score_tiles<tiles>(queries, page, int(simd) * tiles, scores);
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  for (int i = 0; i < heads; ++i) {
+    const uint head = simd * heads + i;
+    Softmax softmax;
+    softmax.most = -INFINITY, softmax.total = 0.0f;
+    soften(scores + head * PAGE_TOKENS, page_index * PAGE_TOKENS, position, lane, softmax);
+    if (lane == 0) part_scalars[first_part + head * SPANS] = float2(softmax.most, softmax.total);
+  }
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  simdgroup_float8x8 sums[dims];
+  for (int i = 0; i < dims; ++i) sums[i] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
+  add_values<dims>(scores, page + PART_HALVES, int(simd) * dims, sums);
+  for (int i = 0; i < dims; ++i) simdgroup_store(sums[i], parts + first_part * HEAD_DIM + (simd * dims + i) * TILE, SPANS * HEAD_DIM);
+}
+
+// Several pages, each SIMD-group its own.
+inline void attend_span(device const Step* step, device const uint* page_table, device half* kv, uint segment, uint ordinal, uint kv_head, Span span,
+                        uint position, ulong first_part, threadgroup float* queries, threadgroup float* scores, threadgroup float* scales,
+                        threadgroup float2 (*each)[GROUP_HEADS], device float* parts, device float2* part_scalars, uint simd, uint lane) {
+  simdgroup_float8x8 sums[DIM_TILES];
+  const simdgroup_float8x8 nothing = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
+  for (int i = 0; i < DIM_TILES; ++i) sums[i] = nothing;
+  Softmax softmax[GROUP_HEADS];
+  for (int head = 0; head < GROUP_HEADS; ++head) softmax[head].most = -INFINITY, softmax[head].total = 0.0f;
+  // Sums are scaled by a diagonal matrix; off the diagonal it stays zero.
+  scales[lane] = 0.0f, scales[SIMD + lane] = 0.0f;
+  for (uint index = span.first + simd; index < span.last; index += ATTENTION_SIMDS) {
+    device const half* page = page_of(step, page_table, kv, segment, index, ordinal, kv_head);
+    score_tiles<POSITION_TILES>(queries, page, 0, scores);
+    simdgroup_barrier(mem_flags::mem_threadgroup);
+    bool shrinks = false;
+    for (int head = 0; head < GROUP_HEADS; ++head) {
+      const float shrink = soften(scores + head * PAGE_TOKENS, index * PAGE_TOKENS, position, lane, softmax[head]);
+      if (lane == uint(head)) scales[head * (TILE + 1)] = shrink;
+      shrinks = shrinks || shrink != 1.0f;
+    }
+    simdgroup_barrier(mem_flags::mem_threadgroup);
+    if (shrinks && index >= span.first + ATTENTION_SIMDS) {
+      simdgroup_float8x8 scale;
+      simdgroup_load(scale, scales, TILE);
+      for (int i = 0; i < DIM_TILES; ++i) simdgroup_multiply_accumulate(sums[i], scale, sums[i], nothing);
+    }
+    add_values<DIM_TILES>(scores, page + PART_HALVES, 0, sums);
+    simdgroup_barrier(mem_flags::mem_threadgroup);
+  }
+  for (int head = 0; head < GROUP_HEADS; ++head) {
+    if (lane == uint(head)) each[simd][head] = float2(softmax[head].most, softmax[head].total);
+  }
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  // The four together, in their order, through the memory of the queries.
+  if (lane < uint(GROUP_HEADS)) {
+    float most = -INFINITY, total = 0.0f;
+    for (int i = 0; i < ATTENTION_SIMDS; ++i) most = max(most, each[i][lane].x);
+    for (int i = 0; i < ATTENTION_SIMDS; ++i) total = fma(each[i][lane].y, exp2(each[i][lane].x - most), total);
+    scales[lane * (TILE + 1)] = exp2(each[simd][lane].x - most);
+    if (simd == 0) part_scalars[first_part + lane * SPANS] = float2(most, total);
+  }
+  simdgroup_barrier(mem_flags::mem_threadgroup);
+  simdgroup_float8x8 scale;
+  simdgroup_load(scale, scales, TILE);
+  for (uint turn = 0; turn < uint(ATTENTION_SIMDS); ++turn) {
+    if (simd == turn) {
+      for (int i = 0; i < DIM_TILES; ++i) {
+        simdgroup_float8x8 before = nothing;
+        if (turn > 0) simdgroup_load(before, queries + i * TILE, HEAD_DIM);
+        simdgroup_multiply_accumulate(sums[i], scale, sums[i], before);
+        if (turn + 1 < uint(ATTENTION_SIMDS)) {
+          simdgroup_store(sums[i], queries + i * TILE, HEAD_DIM);
+        } else {
+          simdgroup_store(sums[i], parts + first_part * HEAD_DIM + i * TILE, SPANS * HEAD_DIM);
+        }
+      }
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+  }
+}
+
+// One row: the new position's key and value come from `projected`.
+kernel void attn_core(device const Step* step [[buffer(0)]],
+                      device const uint* page_table [[buffer(1)]],
+                      device const float* projected [[buffer(2)]],
+                      device const float* q_norm [[buffer(3)]],
+                      device const float* k_norm [[buffer(4)]],
+                      device const float* inv_freq [[buffer(5)]],
+                      device half* kv [[buffer(6)]],
+                      device float* parts [[buffer(7)]],
+                      device float2* part_scalars [[buffer(8)]],
+                      constant LayerArgs& args [[buffer(9)]],
+                      uint3 group [[threadgroup_position_in_grid]],
+                      uint thread_index [[thread_index_in_threadgroup]],
+                      uint simd [[simdgroup_index_in_threadgroup]],
+                      uint lane [[thread_index_in_simdgroup]]) {
+  threadgroup float queries[GROUP_HEADS * HEAD_DIM];
+  threadgroup float scores[GROUP_HEADS * PAGE_TOKENS];
+  const uint row = group.z, kv_head = group.y;
+  if (row >= step->rows) return;
+  const uint position = step->position[row], segment = step->segment[row];
+  const Span span = span_of(position, group.x);
+  if (span.first >= span.pages) return;
+  device const float* in = projected + ulong(row) * ATTN_STRIDE;
+  const Turns turns = turns_of(position, inv_freq, lane);
+  stage_queries(in, q_norm, turns, kv_head, queries, simd, lane);
+  // The threadgroup whose span ends the context has the new position.
+  if (span.last == span.pages) {
+    device half* page = page_of(step, page_table, kv, segment, span.pages - 1, args.ordinal, kv_head);
+    const uint slot = position % PAGE_TOKENS;
+    if (simd == ATTENTION_SIMDS - 1) write_key(in, k_norm, turns, kv_head, page, slot, lane);
+    for (uint dim = thread_index; dim < HEAD_DIM; dim += ATTENTION_SIMDS * SIMD) write_value(in, kv_head, page, slot, dim);
+  }
+  threadgroup_barrier(mem_flags::mem_device | mem_flags::mem_threadgroup);
+  const ulong first_part = (ulong(row) * HEADS + kv_head * GROUP_HEADS) * SPANS + group.x;
+  device half* page = page_of(step, page_table, kv, segment, span.first, args.ordinal, kv_head);
+  attend_page(page, span.first, position, first_part, queries, scores, parts, part_scalars, simd, lane);
+}
+
+kernel void attn_core_long(device const Step* step [[buffer(0)]],
+                           device const uint* page_table [[buffer(1)]],
+                           device const float* projected [[buffer(2)]],
+                           device const float* q_norm [[buffer(3)]],
+                           device const float* k_norm [[buffer(4)]],
+                           device const float* inv_freq [[buffer(5)]],
+                           device half* kv [[buffer(6)]],
+                           device float* parts [[buffer(7)]],
+                           device float2* part_scalars [[buffer(8)]],
+                           constant LayerArgs& args [[buffer(9)]],
+                           uint3 group [[threadgroup_position_in_grid]],
+                           uint thread_index [[thread_index_in_threadgroup]],
+                           uint simd [[simdgroup_index_in_threadgroup]],
+                           uint lane [[thread_index_in_simdgroup]]) {
+  threadgroup float queries[GROUP_HEADS * HEAD_DIM];
+  threadgroup float scores[ATTENTION_SIMDS][GROUP_HEADS * PAGE_TOKENS];
+  threadgroup float scales[ATTENTION_SIMDS][TILE * TILE];
+  threadgroup float2 each[ATTENTION_SIMDS][GROUP_HEADS];
+  const uint row = group.z, kv_head = group.y;
+  if (row >= step->rows) return;
+  const uint position = step->position[row], segment = step->segment[row];
+  const Span span = span_of(position, group.x);
+  if (span.first >= span.pages) return;
+  device const float* in = projected + ulong(row) * ATTN_STRIDE;
+  const Turns turns = turns_of(position, inv_freq, lane);
+  stage_queries(in, q_norm, turns, kv_head, queries, simd, lane);
+  // The threadgroup whose span ends the context has the new position.
+  if (span.last == span.pages) {
+    device half* page = page_of(step, page_table, kv, segment, span.pages - 1, args.ordinal, kv_head);
+    const uint slot = position % PAGE_TOKENS;
+    if (simd == ATTENTION_SIMDS - 1) write_key(in, k_norm, turns, kv_head, page, slot, lane);
+    for (uint dim = thread_index; dim < HEAD_DIM; dim += ATTENTION_SIMDS * SIMD) write_value(in, kv_head, page, slot, dim);
+  }
+  threadgroup_barrier(mem_flags::mem_device | mem_flags::mem_threadgroup);
+  const ulong first_part = (ulong(row) * HEADS + kv_head * GROUP_HEADS) * SPANS + group.x;
+  attend_span(step, page_table, kv, segment, args.ordinal, kv_head, span, position, first_part, queries, scores[simd], scales[simd], each, parts,
+              part_scalars, simd, lane);
+}
+
+// Any rows: attn_kv_batch has written theirs.
+kernel void attn_core_batch(device const Step* step [[buffer(0)]],
+                            device const uint* page_table [[buffer(1)]],
+                            device const float* projected [[buffer(2)]],
+                            device const float* q_norm [[buffer(3)]],
+                            device const float* k_norm [[buffer(4)]],
+                            device const float* inv_freq [[buffer(5)]],
+                            device half* kv [[buffer(6)]],
+                            device float* parts [[buffer(7)]],
+                            device float2* part_scalars [[buffer(8)]],
+                            constant LayerArgs& args [[buffer(9)]],
+                            uint3 group [[threadgroup_position_in_grid]],
+                            uint simd [[simdgroup_index_in_threadgroup]],
+                            uint lane [[thread_index_in_simdgroup]]) {
+  threadgroup float queries[GROUP_HEADS * HEAD_DIM];
+  threadgroup float scores[GROUP_HEADS * PAGE_TOKENS];
+  const uint row = group.z, kv_head = group.y;
+  if (row >= step->rows) return;
+  const uint position = step->position[row], segment = step->segment[row];
+  const Span span = span_of(position, group.x);
+  if (span.first >= span.pages) return;
+  device const float* in = projected + ulong(row) * ATTN_STRIDE;
+  const Turns turns = turns_of(position, inv_freq, lane);
+  stage_queries(in, q_norm, turns, kv_head, queries, simd, lane);
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  const ulong first_part = (ulong(row) * HEADS + kv_head * GROUP_HEADS) * SPANS + group.x;
+  device half* page = page_of(step, page_table, kv, segment, span.first, args.ordinal, kv_head);
+  attend_page(page, span.first, position, first_part, queries, scores, parts, part_scalars, simd, lane);
+}
+
+kernel void attn_core_long_batch(device const Step* step [[buffer(0)]],
+                                 device const uint* page_table [[buffer(1)]],
+                                 device const float* projected [[buffer(2)]],
+                                 device const float* q_norm [[buffer(3)]],
+                                 device const float* k_norm [[buffer(4)]],
+                                 device const float* inv_freq [[buffer(5)]],
+                                 device half* kv [[buffer(6)]],
+                                 device float* parts [[buffer(7)]],
+                                 device float2* part_scalars [[buffer(8)]],
+                                 constant LayerArgs& args [[buffer(9)]],
+                                 uint3 group [[threadgroup_position_in_grid]],
+                                 uint simd [[simdgroup_index_in_threadgroup]],
+                                 uint lane [[thread_index_in_simdgroup]]) {
+  threadgroup float queries[GROUP_HEADS * HEAD_DIM];
+  threadgroup float scores[ATTENTION_SIMDS][GROUP_HEADS * PAGE_TOKENS];
+  threadgroup float scales[ATTENTION_SIMDS][TILE * TILE];
+  threadgroup float2 each[ATTENTION_SIMDS][GROUP_HEADS];
+  const uint row = group.z, kv_head = group.y;
+  if (row >= step->rows) return;
+  const uint position = step->position[row], segment = step->segment[row];
+  const Span span = span_of(position, group.x);
+  if (span.first >= span.pages) return;
+  device const float* in = projected + ulong(row) * ATTN_STRIDE;
+  const Turns turns = turns_of(position, inv_freq, lane);
+  stage_queries(in, q_norm, turns, kv_head, queries, simd, lane);
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  const ulong first_part = (ulong(row) * HEADS + kv_head * GROUP_HEADS) * SPANS + group.x;
+  attend_span(step, page_table, kv, segment, args.ordinal, kv_head, span, position, first_part, queries, scores[simd], scales[simd], each, parts,
+              part_scalars, simd, lane);
+}
+
+// attn_kv_batch: keys and values of all rows into the cache; grid (KV heads, rows), a thread a dim.
+kernel void attn_kv_batch(device const Step* step [[buffer(0)]],
+                          device const uint* page_table [[buffer(1)]],
+                          device const float* projected [[buffer(2)]],
+                          device const float* k_norm [[buffer(3)]],
+                          device const float* inv_freq [[buffer(4)]],
+                          device half* kv [[buffer(5)]],
+                          constant LayerArgs& args [[buffer(6)]],
+                          uint3 group [[threadgroup_position_in_grid]],
+                          uint thread_index [[thread_index_in_threadgroup]],
+                          uint simd [[simdgroup_index_in_threadgroup]],
+                          uint lane [[thread_index_in_simdgroup]]) {
+  const uint row = group.y, kv_head = group.x;
+  if (row >= step->rows) return;
+  const uint position = step->position[row], slot = position % PAGE_TOKENS;
+  device half* page = page_of(step, page_table, kv, step->segment[row], position / PAGE_TOKENS, args.ordinal, kv_head);
+  device const float* in = projected + ulong(row) * ATTN_STRIDE;
+  if (simd == 0) write_key(in, k_norm, turns_of(position, inv_freq, lane), kv_head, page, slot, lane);
+  write_value(in, kv_head, page, slot, thread_index);
+}
+
+// attn_merge: the spans of one query head of one row together, times the sigmoid of the gate; grid (heads, rows), a thread a dim.
+kernel void attn_merge(device const Step* step [[buffer(0)]],
+                       device const float* parts [[buffer(1)]],
+                       device const float2* part_scalars [[buffer(2)]],
+                       device const float* projected [[buffer(3)]],
+                       device float* mixed [[buffer(4)]],
+                       uint3 group [[threadgroup_position_in_grid]],
+                       uint thread_index [[thread_index_in_threadgroup]]) {
+  threadgroup float2 scalars[SPANS];
+  const uint row = group.y, head = group.x;
+  if (row >= step->rows) return;
+  const uint pages = step->position[row] / PAGE_TOKENS + 1, each = (pages + SPANS - 1) / SPANS;
+  const uint spans = (pages + each - 1) / each;
+  const ulong first = (ulong(row) * HEADS + head) * SPANS;
+  if (thread_index < spans) scalars[thread_index] = part_scalars[first + thread_index];
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  float most = -INFINITY;
+  for (uint i = 0; i < spans; ++i) most = max(most, scalars[i].x);
+  device const float* part = parts + first * HEAD_DIM + thread_index;
+  float sum = 0.0f, total = 0.0f;
+  for (uint i = 0; i < spans; ++i) {
+    const float weight = exp2(scalars[i].x - most);
+    sum = fma(weight, part[i * HEAD_DIM], sum);
+    total = fma(weight, scalars[i].y, total);
+  }
+  const float gate = projected[ulong(row) * ATTN_STRIDE + (head * 2 + 1) * HEAD_DIM + thread_index];
+  mixed[ulong(row) * ATTN_WIDTH + head * HEAD_DIM + thread_index] = sum / total * sigmoid(gate);
+}
