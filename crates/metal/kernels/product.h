@@ -80,11 +80,11 @@ template <int COUNT> struct Staged {
 // Stages COUNT inputs, times `weight` where NORM, by all threads; no barrier. Returns the sum of squares of this thread's inputs on top
 // of `squares`. The caller goes on after a barrier.
 template <int COUNT, int BITS, bool NORM>
-inline float stage(device const float4* from, device const float4* weight, threadgroup float4* to, uint thread, float squares) {
+inline float stage(device const float4* from, device const float4* weight, threadgroup float4* to, uint thread_index, float squares) {
   const int pieces = Staged<COUNT>::PIECES;
   threadgroup float* sums = (threadgroup float*)(to + Staged<COUNT>::QUAD_COUNT);
   for (int first = 0; first < Staged<COUNT>::QUAD_COUNT; first += PRODUCT_THREADS) {
-    const int quad = first + int(thread);
+    const int quad = first + int(thread_index);
     const bool exists = quad < Staged<COUNT>::QUAD_COUNT;
     float4 x = float4(0.0f);
     if (exists) {
