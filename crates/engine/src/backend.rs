@@ -26,6 +26,8 @@ use std::io::{self, Read, Write};
 
 use lily_model::geometry::Geometry;
 
+use crate::sampler::SamplerState;
+
 /// A sequence that a backend holds state for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SequenceId(pub u64);
@@ -43,11 +45,12 @@ pub struct Ticket(pub u64);
 pub enum Want {
     /// Nothing: the state advances and no row goes through the head.
     Nothing,
-    /// The greedy token of the last row, chosen on the device (lowest id among equals).
+    /// The token after the last row, chosen on the device: the greedy one (lowest id among equals), or as
+    /// [`Backend::sample_on_device`] said.
     Token,
-    /// The last row's logits, `[vocab]`, beside the greedy token.
+    /// The last row's logits, `[vocab]`, beside that token.
     Logits,
-    /// Every row's logits, `[tokens, vocab]`, beside the last row's greedy token.
+    /// Every row's logits, `[tokens, vocab]`, beside that token.
     AllLogits,
 }
 
@@ -56,7 +59,7 @@ pub enum Want {
 pub enum Input {
     /// This one.
     Token(u32),
-    /// The greedy token of the sequence's previous step, be it a prefill or a decode, which must have wanted
+    /// The token that the device chose after the sequence's previous step, be it a prefill or a decode, which must have wanted
     /// more than [`Want::Nothing`]. That step need not have been collected.
     LastSampled,
 }
@@ -77,7 +80,7 @@ pub struct DecodeStep {
 pub struct StepOutput {
     /// The sequence that advanced.
     pub sequence: SequenceId,
-    /// The greedy token after the last row; `None` for [`Want::Nothing`].
+    /// The token chosen after the last row; `None` for [`Want::Nothing`].
     pub token: Option<u32>,
     /// f32 logits, `[rows, vocab]`, rows as [`Want`] says; empty where none were wanted.
     pub logits: Vec<f32>,
@@ -164,6 +167,12 @@ pub trait Backend: Send {
     /// The most tokens that one sequence may hold.
     fn context_limit(&self) -> usize;
 
+    /// Whether an enqueue returns before the work is done, so that a step is best enqueued before the last one is
+    /// collected.
+    fn runs_ahead(&self) -> bool {
+        false
+    }
+
     /// Measures what the device can do at the most, which takes a second or so and, for a small model, memory;
     /// `None` where the backend has no way to.
     fn limits(&mut self) -> Option<Limits> {
@@ -175,6 +184,14 @@ pub trait Backend: Send {
 
     /// Tokens that the sequence holds.
     fn length(&self, sequence: SequenceId) -> Result<usize, BackendError>;
+
+    /// Has the device choose the tokens of `sequence` from now on as a sampler in this state would, and advance the
+    /// state with each step that wants more than [`Want::Nothing`]. Snapshots do not hold it. `false`, and nothing
+    /// has changed, where the device cannot or has no memory for it: the engine then chooses from logits.
+    fn sample_on_device(&mut self, sequence: SequenceId, state: &SamplerState) -> Result<bool, BackendError> {
+        let _ = (sequence, state);
+        Ok(false)
+    }
 
     /// Enqueues prefill of `tokens` (at least one) at the end of the sequence. The answer does not depend
     /// on how a prompt is cut into calls. On error the sequence is as it was.

@@ -50,9 +50,9 @@ pub struct EngineOptions {
     pub max_running: usize,
     /// Requests that may wait beyond those; more are refused with [`SubmitError::Busy`].
     pub max_waiting: usize,
-    /// Enqueue step n+1 before token n is collected, where no sequence needs the host to choose. For backends
-    /// that return from an enqueue before the work is done; one that computes inside the call would only
-    /// deliver every token a step late.
+    /// Enqueue step n+1 before token n is collected, where no sequence needs the host to choose. Backends that
+    /// return from an enqueue before the work is done ([`Backend::runs_ahead`]) turn it on; one that computes
+    /// inside the call would only deliver every token a step late.
     pub pipeline: bool,
     /// What is kept of earlier requests.
     pub cache: CacheOptions,
@@ -128,6 +128,7 @@ impl Engine {
             prefill_chunk: options.prefill_chunk.max(1),
             busy_chunk: options.busy_chunk.max(1),
             max_running: options.max_running.max(1),
+            pipeline: options.pipeline || backend.runs_ahead(),
             ..options
         };
         let queue = Arc::new(Queue::new(options.max_running, options.max_waiting));

@@ -14,9 +14,10 @@
 //!    top_k left, then **min_p** relative to the most probable token: the order of Hugging Face's warpers.
 //! 7. One uniform number picks from what is left, by the cumulative sum in order of token id.
 //!
-//! Everything from step 6 on is f64 additions, multiplications and comparisons in a fixed order, on an
-//! exponential of Lily's own (`exp.rs`) and a generator of Lily's own (`random.rs`): the same logits and seed
-//! give the same token on every platform.
+//! From step 6 on the arithmetic is fixed to the bit: an exponential of Lily's own (`exp.rs`), a generator of Lily's
+//! own (`random.rs`), and weights that are **integers**, in units of 2^-44 of the most probable token's. Sums of
+//! integers have no order, so the same logits and seed give the same token on every platform, and on a device
+//! whose thousand threads add them as they come ([`SamplerState`]).
 //!
 //! A vocabulary of 248,320 is never sorted whole: `top.rs` finds the largest few, and top_p sorts only what can
 //! be in its nucleus.
@@ -27,21 +28,26 @@ mod params;
 mod penalties;
 mod random;
 mod row;
+mod state;
 #[cfg(test)]
 mod tests;
 mod top;
 
 pub use logprobs::TokenLogprobs;
 pub use params::{InvalidParam, MAX_LOGPROBS, SamplingParams};
+pub use state::SamplerState;
 
 use exp::exp_nonpositive;
 use penalties::Penalties;
 use random::Random;
 use top::Candidate;
 
-/// Relative weights below e^-50 are taken as zero: a whole vocabulary of them adds less to a sum that is at
-/// least 1 than f64 can hold.
-const NEGLIGIBLE: f64 = -50.0;
+/// The weight of the most probable token. A sum of 2^19 weights fits into 63 bits.
+const ONE: u64 = 1 << 44;
+/// Weights below e^-31 are less than one unit and taken as zero: a whole vocabulary of them holds less than 10^-8.
+const NEGLIGIBLE: f64 = -31.0;
+/// Adding 2^52 leaves the nearest integer of a number below it in the bits of the mantissa.
+const ROUND: f64 = (1u64 << 52) as f64;
 
 /// What one call of [`Sampler::sample`] chose.
 #[derive(Clone, Debug, PartialEq)]
@@ -79,8 +85,8 @@ pub struct Sampler {
     random: Random,
     /// The row as the model gave it, kept only while logprobs are wanted.
     raw: Vec<f32>,
-    /// Relative weights of a whole row, where no filter bounds them.
-    weights: Vec<f64>,
+    /// Weights of a whole row, where no filter bounds them.
+    weights: Vec<u64>,
 }
 
 impl Sampler {
@@ -124,6 +130,27 @@ impl Sampler {
         Ok(Sampled { token, logprobs })
     }
 
+    /// What the next choices depend on, for a device that makes them; `None` where one cannot: log-probabilities are
+    /// reported, or a token has two biases, whose sum would be rounded once.
+    pub fn state(&self) -> Option<SamplerState> {
+        SamplerState::of(&self.params, &self.penalties, &self.random)
+    }
+
+    /// A sampler that goes on from where `state` was taken.
+    pub fn resume(state: SamplerState) -> Sampler {
+        let SamplerState { params, counts, random } = state;
+        let penalties = Penalties::resume(&params, counts);
+        Sampler { params, penalties, random: Random::resume(random), raw: Vec::new(), weights: Vec::new() }
+    }
+
+    /// Notes that a device with this sampler's state has chosen `token`: from here on both go on alike.
+    pub fn follow(&mut self, token: u32) {
+        self.penalties.record(token);
+        if !self.params.is_greedy() {
+            self.random.next();
+        }
+    }
+
     fn apply_bias(&self, logits: &mut [f32]) {
         for &(token, bias) in &self.params.logit_bias {
             if let Some(logit) = logits.get_mut(token as usize) {
@@ -134,98 +161,98 @@ impl Sampler {
 
     /// One token at random from what the filters leave; `best` is always among it.
     fn draw(&mut self, logits: &[f32], best: Candidate) -> u32 {
-        let scale = Scale { max: f64::from(best.logit), temperature: f64::from(self.params.temperature) };
+        let inverse = 1.0 / f64::from(self.params.temperature);
+        let scale = Scale { max: f64::from(best.logit), inverse };
         let top_k = if self.params.top_k == 0 { logits.len() } else { self.params.top_k.min(logits.len()) };
         let top_p = f64::from(self.params.top_p);
-        let min_p = f64::from(self.params.min_p);
-        let uniform = self.random.uniform();
+        let least = (f64::from(self.params.min_p) * ONE as f64) as u64;
+        let fraction = self.random.next();
 
-        let mut kept: Vec<(u32, f64)> = if top_k < logits.len() {
+        let mut kept: Vec<(u32, u64)> = if top_k < logits.len() {
             let mut sorted = scale.weigh(&top::top(logits, top_k));
             let total = sorted.iter().map(|&(_, weight)| weight).sum();
-            sorted.truncate(nucleus(&sorted, top_p, total).unwrap_or(top_k));
+            sorted.truncate(nucleus(&sorted, top_p, total));
             sorted
-        } else if top_p < 1.0 {
-            self.weigh_row(logits, scale);
-            row_nucleus(&self.weights, top_p)
         } else {
-            self.weigh_row(logits, scale);
-            if min_p > 0.0 {
+            self.weights.clear();
+            self.weights.extend(logits.iter().map(|&logit| scale.weight(logit)));
+            if top_p == 1.0 {
                 for weight in &mut self.weights {
-                    *weight = if *weight >= min_p { *weight } else { 0.0 };
+                    *weight = if *weight >= least { *weight } else { 0 };
                 }
+                return pick((0..).zip(self.weights.iter().copied()), fraction).unwrap_or(best.token);
             }
-            return pick((0..).zip(self.weights.iter().copied()), uniform).unwrap_or(best.token);
+            row_nucleus(logits, &self.weights, top_p)
         };
-        kept.retain(|&(_, weight)| weight >= min_p);
+        kept.retain(|&(_, weight)| weight >= least);
         kept.sort_unstable_by_key(|&(token, _)| token);
-        pick(kept.iter().copied(), uniform).unwrap_or(best.token)
-    }
-
-    fn weigh_row(&mut self, logits: &[f32], scale: Scale) {
-        self.weights.clear();
-        self.weights.extend(logits.iter().map(|&logit| scale.weight(logit)));
+        pick(kept.iter().copied(), fraction).unwrap_or(best.token)
     }
 }
 
-/// Turns a logit into a weight relative to the most probable token's, which is 1.
+/// Turns a logit into its weight, [`ONE`] for the most probable token.
 #[derive(Clone, Copy)]
 struct Scale {
     max: f64,
-    temperature: f64,
+    /// One divided by the temperature.
+    inverse: f64,
 }
 
 impl Scale {
-    fn weigh(self, candidates: &[Candidate]) -> Vec<(u32, f64)> {
+    fn weigh(self, candidates: &[Candidate]) -> Vec<(u32, u64)> {
         candidates.iter().map(|c| (c.token, self.weight(c.logit))).collect()
     }
 
-    fn weight(self, logit: f32) -> f64 {
-        let exponent = (f64::from(logit) - self.max) / self.temperature;
-        if exponent < NEGLIGIBLE { 0.0 } else { exp_nonpositive(exponent) }
+    fn weight(self, logit: f32) -> u64 {
+        let exponent = (f64::from(logit) - self.max) * self.inverse;
+        let rounded = exp_nonpositive(exponent) * ONE as f64 + ROUND;
+        let weight = rounded.to_bits() & (ROUND as u64 - 1);
+        if exponent < NEGLIGIBLE { 0 } else { weight }
     }
 }
 
-/// Length of the shortest head of `sorted` (likeliest first) that holds `top_p` of `total`, at least 1; `None`
-/// where the whole of it does not reach that far.
-fn nucleus(sorted: &[(u32, f64)], top_p: f64, total: f64) -> Option<usize> {
-    let mut mass = 0.0;
+/// Length of the shortest head of `sorted` (likeliest first) that holds `top_p` of `total`, at least 1.
+fn nucleus(sorted: &[(u32, u64)], top_p: f64, total: u64) -> usize {
+    if top_p == 1.0 {
+        return sorted.len();
+    }
+    let (mut mass, enough) = (0, share(top_p, total));
     let last = sorted.iter().position(|&(_, weight)| {
         mass += weight;
-        mass >= top_p * total
-    })?;
-    Some(last + 1)
+        mass >= enough
+    });
+    last.map_or(sorted.len(), |last| last + 1)
 }
 
-/// The nucleus of a row of weights, whichever order they are in.
-fn row_nucleus(weights: &[f64], top_p: f64) -> Vec<(u32, f64)> {
-    let total: f64 = weights.iter().sum();
-    // All weights below this together hold less than the 1 - top_p that may be missing, so the nucleus lies in
-    // the others, which are few: only they are sorted.
-    let threshold = (1.0 - top_p) * total / weights.len() as f64;
+/// `top_p` of `total`, rounded down.
+fn share(top_p: f64, total: u64) -> u64 {
+    (top_p * total as f64) as u64
+}
+
+/// The nucleus of a row, whichever order it is in.
+fn row_nucleus(logits: &[f32], weights: &[u64], top_p: f64) -> Vec<(u32, u64)> {
+    let total: u64 = weights.iter().sum();
+    // All weights below this together hold less than what may be missing, so the nucleus lies in the others, which
+    // are few: only they are sorted.
+    let threshold = (total - share(top_p, total).min(total)) / weights.len() as u64;
     let weighted = (0..).zip(weights.iter().copied());
-    let mut sorted: Vec<(u32, f64)> = weighted.filter(|&(_, weight)| weight >= threshold).collect();
-    sorted.sort_unstable_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
-    sorted.truncate(nucleus(&sorted, top_p, total).unwrap_or(sorted.len()));
+    let mut sorted: Vec<(u32, u64)> = weighted.filter(|&(_, weight)| weight >= threshold).collect();
+    // Tokens of the same weight may still differ in their logits; 0.0 and -0.0 do not.
+    let logit = |&(token, _): &(u32, u64)| logits[token as usize] + 0.0;
+    sorted.sort_unstable_by(|a, b| logit(b).total_cmp(&logit(a)).then(a.0.cmp(&b.0)));
+    sorted.truncate(nucleus(&sorted, top_p, total));
     sorted
 }
 
-/// The token at `uniform` (in [0, 1)) of the cumulative sum of the weights, taken in the order given.
-fn pick(weighted: impl Iterator<Item = (u32, f64)> + Clone, uniform: f64) -> Option<u32> {
-    let total: f64 = weighted.clone().map(|(_, weight)| weight).sum();
-    let target = uniform * total;
-    let mut mass = 0.0;
-    let mut last = None;
-    for (token, weight) in weighted {
+/// The token at `fraction` (of 2^53) of the cumulative sum of the weights, taken in the order given.
+fn pick(weighted: impl Iterator<Item = (u32, u64)> + Clone, fraction: u64) -> Option<u32> {
+    let total: u64 = weighted.clone().map(|(_, weight)| weight).sum();
+    let target = ((u128::from(fraction) * u128::from(total)) >> f64::MANTISSA_DIGITS) as u64;
+    let mut mass = 0;
+    weighted.into_iter().find_map(|(token, weight)| {
         mass += weight;
-        if weight > 0.0 {
-            last = Some(token);
-            if mass > target {
-                break;
-            }
-        }
-    }
-    last
+        (mass > target).then_some(token)
+    })
 }
 
 /// The largest logit, the lowest id among equals; `None` where every one is -infinity.

@@ -9,9 +9,10 @@ use std::time::{Duration, Instant};
 use common::{
     Call, EOS, FakeBackend, PAGE, PAGE_BYTES, STATE_BYTES, mixing, mixing_text, outcome, tokenizer,
 };
-use lily_engine::backend::{BackendError, SequenceId};
+use lily_engine::backend::{BackendError, Input, SequenceId};
 use lily_engine::engine::{CacheOptions, Engine, EngineOptions, Generation, Load, Request, SubmitError};
 use lily_engine::prefix_cache::positions::TurnMarkers;
+use lily_engine::sampler::SamplingParams;
 use proptest::prelude::*;
 
 /// Longer than anything here takes; reached only when something hangs.
@@ -225,6 +226,40 @@ fn when_memory_runs_out_the_youngest_gives_way_and_every_answer_is_right() {
         assert_only_the_cache_is_left(&engine, limit / 3);
         assert!(engine.stats().gave_way > 0, "the test is to run out of memory");
     }
+}
+
+/// Pipelined or not, chosen by the host or on the device, in one go or begun anew: a seed gives one text.
+#[test]
+fn a_device_that_samples_gives_the_tokens_that_the_host_would() {
+    let (tokens, limit) = (1200, 3600);
+    let texts = ["|first|", "|second|", "|third|"];
+    let mut runs = Vec::new();
+    for (pipeline, samples) in [(false, false), (false, true), (true, true)] {
+        let backend = FakeBackend::new(10_000, mixing).with_limit(limit);
+        let backend = if samples { backend.that_samples() } else { backend };
+        let calls = backend.calls();
+        let (open, backend) = gated(backend);
+        let engine = start(backend, EngineOptions { pipeline, ..options(limit / 3) });
+        let running = texts.map(|text| {
+            let sampling = SamplingParams {
+                temperature: 1.5,
+                top_k: 40,
+                frequency_penalty: 0.1,
+                repetition_penalty: 1.1,
+                logit_bias: vec![(EOS, -100.0)],
+                seed: Some(text.len() as u64),
+                ..SamplingParams::default()
+            };
+            engine.submit(Request { sampling, ..ask(text, tokens) }).unwrap()
+        });
+        open.send(()).unwrap();
+        runs.push(running.map(|generation| outcome(generation).tokens));
+        assert!(engine.stats().gave_way > 0, "the test is to run out of memory");
+        let ahead = |call: &Call| matches!(call, Call::Decode(steps) if steps.iter().any(|s| s.1 == Input::LastSampled));
+        assert_eq!(calls.lock().unwrap().iter().any(ahead), pipeline && samples);
+    }
+    assert!(runs[0].iter().all(|run| run.len() == tokens));
+    assert!(runs[1] == runs[0] && runs[2] == runs[0]);
 }
 
 /// The device has less memory than it says: nothing could be planned.

@@ -15,7 +15,7 @@ use super::spill::Loading;
 use super::steering::{Course, Steering};
 use crate::backend::{DecodeStep, Input, SequenceId, StepOutput, Want};
 use crate::prefix_cache::tree::EntryId;
-use crate::sampler::{Sampler, TokenLogprobs};
+use crate::sampler::{Sampler, SamplerState, TokenLogprobs};
 use crate::stop::StopMatcher;
 
 /// See the module's page.
@@ -40,6 +40,8 @@ pub(super) struct Active {
     ignore_eos: bool,
     /// `None` where the device's own choice is all that is asked for.
     sampler: Option<Sampler>,
+    /// The device chooses as `sampler` would, which only follows.
+    on_device: bool,
     /// `None` where nothing overrules that choice, or nothing does any more.
     steering: Option<Steering>,
     detokenizer: Detokenizer,
@@ -93,6 +95,7 @@ impl Active {
             max_tokens: job.max_tokens,
             ignore_eos: job.ignore_eos,
             sampler,
+            on_device: false,
             steering,
             detokenizer: Detokenizer::new(tokenizer.clone()),
             stops: job.stops,
@@ -160,6 +163,18 @@ impl Active {
         first
     }
 
+    /// The state of its sampler, where a device could choose in its place: nothing overrules the choice, and nothing
+    /// but the token is asked for.
+    pub(super) fn sampler_state(&self) -> Option<SamplerState> {
+        let sampler = self.sampler.as_ref().filter(|_| self.steering.is_none())?;
+        sampler.state()
+    }
+
+    /// Whether the device chooses the tokens of the sequence that was begun, from [`Active::sampler_state`].
+    pub(super) fn sampled_on_device(&mut self, on_device: bool) {
+        self.on_device = on_device;
+    }
+
     /// Its sequence is gone; it begins anew when there is room. Nothing may be in flight.
     pub(super) fn park(&mut self) -> Option<SequenceId> {
         self.enqueued = 0;
@@ -176,7 +191,7 @@ impl Active {
 
     /// Whether the host chooses this sequence's tokens, so that its next step has to wait for the last one.
     pub(super) fn needs_host(&self) -> bool {
-        self.sampler.is_some() || self.steering.is_some()
+        self.wants_logits() || self.steering.is_some()
     }
 
     /// Whether the sequence can be closed.
@@ -199,8 +214,12 @@ impl Active {
         self.finished |= self.events.is_cancelled();
     }
 
+    fn wants_logits(&self) -> bool {
+        self.sampler.is_some() && !self.on_device
+    }
+
     fn want(&self) -> Want {
-        if self.sampler.is_some() { Want::Logits } else { Want::Token }
+        if self.wants_logits() { Want::Logits } else { Want::Token }
     }
 
     /// Whether a part of the prompt is still to be enqueued.
@@ -331,9 +350,14 @@ impl Active {
         if let Some(forced) = self.steering.as_mut().and_then(Steering::forced) {
             return Ok((forced, None));
         }
-        let Some(sampler) = &mut self.sampler else {
+        let wants_logits = self.wants_logits();
+        let Some(sampler) = self.sampler.as_mut().filter(|_| wants_logits) else {
             let missing = "the backend chose no token though one was asked for";
-            return output.token.map(|token| (token, None)).ok_or_else(|| missing.to_owned());
+            let token = output.token.ok_or_else(|| missing.to_owned())?;
+            if let Some(sampler) = &mut self.sampler {
+                sampler.follow(token);
+            }
+            return Ok((token, None));
         };
         let allowed = self.steering.as_mut().map_or(Ok(None), Steering::allowed)?;
         let restrict = |logits: &mut [f32]| {

@@ -79,6 +79,11 @@ impl Scheduler {
         match opened {
             Ok(sequence) => {
                 active.held = hit.map(|hit| hit.entry);
+                if let Some(state) = active.sampler_state() {
+                    let taken = self.device.call(|backend| backend.sample_on_device(sequence, &state));
+                    // Where that failed, the sequence's first step will say so.
+                    active.sampled_on_device(taken.unwrap_or(false));
+                }
                 let cuts = self.cuts(index, known, shared);
                 let active = &mut self.active[index];
                 if active.begin(sequence, known, cuts) {

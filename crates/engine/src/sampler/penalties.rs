@@ -24,12 +24,26 @@ impl Penalties {
         if params.repetition_penalty != 1.0 {
             counts.extend(prompt.iter().map(|&token| (token, 0)));
         }
+        Penalties::with(params, counts)
+    }
+
+    /// The penalties of `params` after so many of each token.
+    pub(super) fn resume(params: &SamplingParams, counts: Vec<(u32, u32)>) -> Penalties {
+        Penalties::with(params, counts.into_iter().collect())
+    }
+
+    fn with(params: &SamplingParams, counts: HashMap<u32, u32>) -> Penalties {
         Penalties {
             repetition: params.repetition_penalty,
             presence: params.presence_penalty,
             frequency: params.frequency_penalty,
             counts,
         }
+    }
+
+    /// How often the answer holds each token that counts, in no order.
+    pub(super) fn counts(&self) -> Vec<(u32, u32)> {
+        self.counts.iter().map(|(&token, &count)| (token, count)).collect()
     }
 
     fn is_off(&self) -> bool {

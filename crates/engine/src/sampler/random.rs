@@ -26,7 +26,22 @@ impl Random {
         Random::new(RandomState::new().build_hasher().finish())
     }
 
-    fn next(&mut self) -> u64 {
+    /// The generator that goes on from `state`.
+    pub(super) fn resume(state: [u64; 4]) -> Random {
+        Random { state }
+    }
+
+    /// What the next numbers depend on.
+    pub(super) fn state(&self) -> [u64; 4] {
+        self.state
+    }
+
+    /// The next number, uniform below 2^53: the upper bits of the generator's.
+    pub(super) fn next(&mut self) -> u64 {
+        self.next_word() >> (u64::BITS - f64::MANTISSA_DIGITS)
+    }
+
+    fn next_word(&mut self) -> u64 {
         let s = &mut self.state;
         let result = s[0].wrapping_add(s[3]).rotate_left(23).wrapping_add(s[0]);
         let shifted = s[1] << 17;
@@ -37,12 +52,6 @@ impl Random {
         s[2] ^= shifted;
         s[3] = s[3].rotate_left(45);
         result
-    }
-
-    /// Uniform in [0, 1), from the upper 53 bits.
-    pub(super) fn uniform(&mut self) -> f64 {
-        const UNIT: f64 = 1.0 / (1u64 << f64::MANTISSA_DIGITS) as f64;
-        (self.next() >> (u64::BITS - f64::MANTISSA_DIGITS)) as f64 * UNIT
     }
 }
 
@@ -72,14 +81,14 @@ mod tests {
     #[test]
     fn xoshiro_gives_the_published_numbers() {
         let mut random = Random { state: [1, 2, 3, 4] };
-        let numbers: Vec<u64> = (0..4).map(|_| random.next()).collect();
+        let numbers: Vec<u64> = (0..4).map(|_| random.next_word()).collect();
         assert_eq!(numbers, [41_943_041, 58_720_359, 3_588_806_011_781_223, 3_591_011_842_654_386]);
     }
 
     #[test]
     fn uniform_numbers_fill_the_unit_interval() {
         let mut random = Random::new(7);
-        let numbers: Vec<f64> = (0..10_000).map(|_| random.uniform()).collect();
+        let numbers: Vec<f64> = (0..10_000).map(|_| random.next() as f64 / (1u64 << 53) as f64).collect();
         assert!(numbers.iter().all(|u| (0.0..1.0).contains(u)));
         let mean = numbers.iter().sum::<f64>() / numbers.len() as f64;
         assert!((mean - 0.5).abs() < 0.01, "the mean of 10,000 uniform numbers is {mean}");

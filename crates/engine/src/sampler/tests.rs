@@ -57,6 +57,11 @@ fn slow(params: &SamplingParams, prompt: &[u32], answer: &[u32], logits: &[f32],
     *kept.last().unwrap() as u32
 }
 
+/// A number in [0, 1) from a draw.
+fn uniform(random: &mut Random) -> f64 {
+    random.next() as f64 / (1u64 << f64::MANTISSA_DIGITS) as f64
+}
+
 /// Rows with ties, forbidden tokens and every scale; the first token is always allowed.
 fn rows() -> impl Strategy<Value = Vec<f32>> {
     let logit = prop_oneof![
@@ -111,11 +116,24 @@ proptest! {
         let mut random = Random::new(params.seed.unwrap());
         let mut answer = Vec::new();
         for _ in 0..6 {
-            let uniform = if params.is_greedy() { 0.0 } else { random.uniform() };
+            let uniform = if params.is_greedy() { 0.0 } else { uniform(&mut random) };
             let expected = slow(&params, &prompt, &answer, &row, uniform);
             let sampled = sampler.sample(&mut row.clone()).unwrap();
             prop_assert_eq!(sampled.token, expected);
             answer.push(sampled.token);
+        }
+    }
+
+    #[test]
+    fn a_sampler_goes_on_from_its_state_wherever_it_is((row, params, prompt) in cases(), turns in 0usize..6) {
+        let mut here = Sampler::new(params, &prompt);
+        (0..turns).for_each(|_| drop(here.sample(&mut row.clone())));
+        let Some(state) = here.state() else { return Ok(()) };
+        let mut there = Sampler::resume(state);
+        for _ in 0..6 {
+            let token = there.sample(&mut row.clone()).unwrap().token;
+            here.follow(token);
+            prop_assert_eq!(here.state().map(sorted), there.state().map(sorted));
         }
     }
 
@@ -158,6 +176,12 @@ proptest! {
     }
 }
 
+/// A state whose counts are in order.
+fn sorted(mut state: SamplerState) -> SamplerState {
+    state.counts.sort_unstable();
+    state
+}
+
 /// A vocabulary of the real size with one clear order, so that nucleus and top-k need no more than a glance.
 #[test]
 fn a_nucleus_wider_than_the_first_guess_is_found() {
@@ -167,7 +191,7 @@ fn a_nucleus_wider_than_the_first_guess_is_found() {
     let mut random = Random::new(1);
     let mut sampler = Sampler::new(params.clone(), &[]);
     for _ in 0..3 {
-        let expected = slow(&params, &[], &[], &row, random.uniform());
+        let expected = slow(&params, &[], &[], &row, uniform(&mut random));
         assert_eq!(sampler.sample(&mut row.clone()).unwrap().token, expected);
     }
 }

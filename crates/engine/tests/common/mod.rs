@@ -18,6 +18,7 @@ use lily_engine::backend::{
     Want,
 };
 use lily_engine::engine::{Event, FinishReason, Generation, Usage};
+use lily_engine::sampler::{Sampler, SamplerState};
 use lily_model::geometry::Geometry;
 use lily_model::tokenizer::Tokenizer;
 
@@ -64,6 +65,7 @@ pub struct FakeBackend {
     sequences: HashMap<SequenceId, Sequence>,
     snapshots: HashMap<SnapshotId, State>,
     limit: u64,
+    samples: bool,
     in_flight: VecDeque<(u64, Vec<StepOutput>)>,
 }
 
@@ -95,6 +97,7 @@ impl State {
 struct Sequence {
     state: State,
     sampled: Option<u32>,
+    sampler: Option<Sampler>,
     in_flight: usize,
 }
 
@@ -122,6 +125,7 @@ impl FakeBackend {
             sequences: HashMap::new(),
             snapshots: HashMap::new(),
             limit: u64::MAX,
+            samples: false,
             in_flight: VecDeque::new(),
         }
     }
@@ -129,6 +133,11 @@ impl FakeBackend {
     /// Lets state take no more than `limit` bytes.
     pub fn with_limit(self, limit: u64) -> Self {
         FakeBackend { limit, ..self }
+    }
+
+    /// Lets the device sample.
+    pub fn that_samples(self) -> Self {
+        FakeBackend { samples: true, ..self }
     }
 
     pub fn with_hook(self, hook: impl FnMut(&Call) -> Result<(), BackendError> + Send + 'static) -> Self {
@@ -164,9 +173,13 @@ impl FakeBackend {
         let state = self.sequences.get_mut(&sequence).expect("an open sequence");
         tokens.iter().for_each(|&token| state.state.push(token));
         assert!(state.state.len() <= self.context, "the engine ran past the context");
-        let next = (want != Want::Nothing).then(|| (self.model)(&state.state.tokens()));
+        let greedy = (want != Want::Nothing).then(|| (self.model)(&state.state.tokens()));
+        let next = greedy.map(|greedy| match &mut state.sampler {
+            Some(sampler) => sampler.sample(&mut logits(greedy)).expect("a row of numbers").token,
+            None => greedy,
+        });
         state.sampled = next;
-        let logits = if want == Want::Logits { logits(next.unwrap()) } else { Vec::new() };
+        let logits = if want == Want::Logits { logits(greedy.unwrap()) } else { Vec::new() };
         StepOutput { sequence, token: next, logits }
     }
 }
@@ -260,6 +273,12 @@ impl Backend for FakeBackend {
         }
         self.call(Call::Collect(outputs.iter().map(|output| output.sequence).collect()))?;
         Ok(outputs)
+    }
+
+    fn sample_on_device(&mut self, sequence: SequenceId, state: &SamplerState) -> Result<bool, BackendError> {
+        let sequence = self.sequences.get_mut(&sequence).expect("an open sequence");
+        sequence.sampler = self.samples.then(|| Sampler::resume(state.clone()));
+        Ok(self.samples)
     }
 
     fn snapshot(&mut self, sequence: SequenceId) -> Result<SnapshotId, BackendError> {
