@@ -1,7 +1,9 @@
 //! Random weights of any geometry in the real file layout, for measuring without the real checkpoint.
 //!
 //! Speed and memory of the engine do not depend on what the weights say, only on their shapes and on
-//! activations that stay finite. [`write()`] fills a directory as `mlx-lm` would: 4-bit shards of about 5 GB,
+//! activations that stay finite. They are scaled as trained ones are in the two places where it matters to how errors
+//! grow: a layer adds little to the residual stream, and the router prefers some experts clearly. Without that the
+//! choice of experts is chaotic, and no two correct programs agree on the logits (`docs/lab/activations.md`). [`write()`] fills a directory as `mlx-lm` would: 4-bit shards of about 5 GB,
 //! index, `config.json`; beside them the demo's tokenizer, template and generation config, whose token ids all
 //! lie below the vocabulary. The same seed gives the same bytes on any number of threads.
 //!

@@ -6,6 +6,10 @@ use crate::weights::{Format, GROUP_SIZE};
 
 use super::fill::{Fill, word};
 
+/// Standard deviation of the router's logits: the last of the eight experts weighs a fiftieth of the first, so that it
+/// matters little which it is.
+const ROUTER_DEVIATION: f64 = 4.0;
+
 /// One tensor to be written.
 #[derive(Debug)]
 pub struct Spec {
@@ -29,7 +33,9 @@ impl Spec {
 
 /// Every tensor of `geometry`.
 pub fn list(geometry: &Geometry, seed: u64) -> Vec<Spec> {
-    let mut list = List { specs: Vec::new(), seed, streams: 0 };
+    // As in GPT-2: what all layers add together has the variance of one that is not scaled.
+    let added = (2.0 * geometry.layers.len() as f64).sqrt().recip();
+    let mut list = List { specs: Vec::new(), seed, streams: 0, added };
     list.all(geometry);
     list.specs
 }
@@ -48,6 +54,8 @@ struct List {
     specs: Vec<Spec>,
     seed: u64,
     streams: u64,
+    /// Standard deviation of what one projection adds to the residual stream, relative to its inputs'.
+    added: f64,
 }
 
 impl List {
@@ -60,14 +68,14 @@ impl List {
         self.specs.push(Spec { name, dtype, shape: shape.to_vec(), fill });
     }
 
-    /// A projection or a stack of them. Elements are uniform with a standard deviation of `1 / sqrt(inputs)`,
-    /// so that inputs of unit variance give outputs of unit variance.
-    fn matrix(&mut self, module: &str, format: Format, shape: &[usize]) {
+    /// A projection or a stack of them. Elements are uniform with a standard deviation of `gain / sqrt(inputs)`,
+    /// so that inputs of unit variance give outputs of standard deviation `gain`.
+    fn matrix(&mut self, module: &str, format: Format, shape: &[usize], gain: f64) {
         let (lead, cols) = (&shape[..shape.len() - 1], shape[shape.len() - 1]);
         let max = if format == Format::Affine8 { 255.0 } else { 15.0 };
         // Standard deviation of whole numbers uniform in 0..=max.
         let deviation = ((max + 1.0) * (max + 1.0) - 1.0_f64).sqrt() / 12f64.sqrt();
-        let typical = 1.0 / (deviation * (cols as f64).sqrt());
+        let typical = gain / (deviation * (cols as f64).sqrt());
         let words = [lead, &[format.row_bytes(cols) / size_of::<u32>()]].concat();
         let groups = [lead, &[cols / GROUP_SIZE]].concat();
         let packed = self.stream();
@@ -78,7 +86,12 @@ impl List {
     }
 
     fn linear(&mut self, module: &str, rows: usize, cols: usize) {
-        self.matrix(module, Format::Affine4, &[rows, cols]);
+        self.matrix(module, Format::Affine4, &[rows, cols], 1.0);
+    }
+
+    /// A projection whose outputs are added to the residual stream.
+    fn adding(&mut self, module: &str, rows: usize, cols: usize) {
+        self.matrix(module, Format::Affine4, &[rows, cols], self.added);
     }
 
     fn norm(&mut self, module: &str, width: usize) {
@@ -87,7 +100,9 @@ impl List {
     }
 
     fn all(&mut self, g: &Geometry) {
-        self.linear("language_model.model.embed_tokens", g.vocab, g.hidden);
+        // A row is the residual stream itself, which starts with unit variance.
+        let unit = (g.hidden as f64).sqrt();
+        self.matrix("language_model.model.embed_tokens", Format::Affine4, &[g.vocab, g.hidden], unit);
         for (i, kind) in g.layers.iter().enumerate() {
             let path = layer(i);
             self.norm(&format!("{path}.input_layernorm"), g.hidden);
@@ -120,7 +135,7 @@ impl List {
         let dt_bias = Fill::DtBias { stream: self.stream() };
         self.push(format!("{path}.dt_bias"), Dtype::Bf16, &[d.value_heads], dt_bias);
         self.norm(&format!("{path}.norm"), d.value_dim);
-        self.linear(&format!("{path}.out_proj"), g.hidden, d.value_width());
+        self.adding(&format!("{path}.out_proj"), g.hidden, d.value_width());
     }
 
     fn attention(&mut self, g: &Geometry, path: &str) {
@@ -129,22 +144,22 @@ impl List {
         self.linear(&format!("{path}.q_proj"), 2 * queries, g.hidden);
         self.linear(&format!("{path}.k_proj"), keys, g.hidden);
         self.linear(&format!("{path}.v_proj"), keys, g.hidden);
-        self.linear(&format!("{path}.o_proj"), g.hidden, queries);
+        self.adding(&format!("{path}.o_proj"), g.hidden, queries);
         self.norm(&format!("{path}.q_norm"), a.head_dim);
         self.norm(&format!("{path}.k_norm"), a.head_dim);
     }
 
     fn moe(&mut self, g: &Geometry, path: &str) {
         let m = &g.moe;
-        self.matrix(&format!("{path}.gate"), Format::Affine8, &[m.experts, g.hidden]);
+        self.matrix(&format!("{path}.gate"), Format::Affine8, &[m.experts, g.hidden], ROUTER_DEVIATION);
         let up = [m.experts, m.expert_width, g.hidden];
-        self.matrix(&format!("{path}.switch_mlp.gate_proj"), Format::Affine4, &up);
-        self.matrix(&format!("{path}.switch_mlp.up_proj"), Format::Affine4, &up);
+        self.matrix(&format!("{path}.switch_mlp.gate_proj"), Format::Affine4, &up, 1.0);
+        self.matrix(&format!("{path}.switch_mlp.up_proj"), Format::Affine4, &up, 1.0);
         let down = [m.experts, g.hidden, m.expert_width];
-        self.matrix(&format!("{path}.switch_mlp.down_proj"), Format::Affine4, &down);
+        self.matrix(&format!("{path}.switch_mlp.down_proj"), Format::Affine4, &down, self.added);
         self.linear(&format!("{path}.shared_expert.gate_proj"), m.shared_width, g.hidden);
         self.linear(&format!("{path}.shared_expert.up_proj"), m.shared_width, g.hidden);
-        self.linear(&format!("{path}.shared_expert.down_proj"), g.hidden, m.shared_width);
-        self.matrix(&format!("{path}.shared_expert_gate"), Format::Affine8, &[1, g.hidden]);
+        self.adding(&format!("{path}.shared_expert.down_proj"), g.hidden, m.shared_width);
+        self.matrix(&format!("{path}.shared_expert_gate"), Format::Affine8, &[1, g.hidden], 1.0);
     }
 }

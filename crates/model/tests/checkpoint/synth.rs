@@ -53,18 +53,26 @@ fn the_files_beside_the_weights_are_a_whole_checkpoint() {
 }
 
 #[test]
-fn projections_keep_the_variance_of_their_inputs() {
+fn projections_keep_the_variance_of_their_inputs_and_layers_add_little() {
     let dir = TempDir::new().unwrap();
     synth::write(dir.path(), &tiny(), 1, &|_, _| ()).unwrap();
     let weights = Checkpoint::open(dir.path()).unwrap().weights().unwrap();
     let layer = &weights.layers[0];
     let Mixer::Delta(delta) = &layer.mixer else { panic!("the first layer is a DeltaNet") };
-    for matrix in [&weights.embed_tokens, &delta.in_proj_qkv, &delta.out_proj, &layer.moe.down_proj] {
+    let layers = 2.0 * weights.layers.len() as f32;
+    let embed = &weights.embed_tokens;
+    let expected = [(embed, embed.cols as f32), (&delta.in_proj_qkv, 1.0), (&layer.moe.gate_proj, 1.0)];
+    let added = [&delta.out_proj, &layer.moe.down_proj].map(|matrix| (matrix, 1.0 / layers));
+    for (matrix, variance) in expected.into_iter().chain(added) {
         let values = rows(matrix);
         let mean = values.iter().sum::<f32>() / values.len() as f32;
-        let gain = values.iter().map(|w| w * w).sum::<f32>() / values.len() as f32 * matrix.cols as f32;
-        assert!((0.9..1.1).contains(&gain), "each output has {gain} times the variance of an input");
-        assert!(mean.abs() * (matrix.cols as f32).sqrt() < 0.05, "mean {mean}");
+        let square = values.iter().map(|w| w * w).sum::<f32>() / values.len() as f32 * matrix.cols as f32;
+        let gain = square / variance;
+        assert!(
+            (0.9..1.1).contains(&gain),
+            "an output has {square} times an input's variance, not {variance}"
+        );
+        assert!(mean.abs() * (matrix.cols as f32 / variance).sqrt() < 0.05, "mean {mean}");
     }
 }
 
