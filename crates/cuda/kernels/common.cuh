@@ -41,7 +41,8 @@ static_assert(VALUE_HEADS % KEY_HEADS == 0, "value heads share key heads evenly"
 
 // What a pass works on; written by the host, README.md says when. A segment is one sequence's consecutive rows.
 struct Step {
-  u32 rows, segments, head_rows, pad;
+  u32 rows, segments, head_rows;
+  u32 turn;                // which of the steps that the graph repeats by itself this is; 0: the host says each (embed.cu, sample.cu)
   u32 token[MAX_ROWS];     // FROM_SAMPLE: the token that the sequence sampled last
   u32 position[MAX_ROWS];
   u32 segment[MAX_ROWS];

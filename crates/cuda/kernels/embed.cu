@@ -1,15 +1,20 @@
 // embed: the row of the 4-bit table for each row's token, as the residual stream.
 //
 // Grid (rows), 256 threads; a thread turns words of eight inputs. Reads HIDDEN * 0.5625 bytes a row, writes HIDDEN f32: it
-// is the latency of two dependent loads (the token, its row) and nothing else: 2 us. It opens the graph.
+// is the latency of two dependent loads (the token, its row) and nothing else: 2 us. It opens the graph, and counts its turns.
 #include "common.cuh"
 
 LAUNCH(embed, 1, 256, 0)
-extern "C" __global__ void __launch_bounds__(256) embed(const Step* step, const u32* words, const u32* pairs, float* x) {
+extern "C" __global__ void __launch_bounds__(256) embed(Step* step, const u32* words, const u32* pairs, float* x) {
   launch_dependents();
   wait_predecessors();
   const u32 row = blockIdx.x;
   if (row >= step->rows) return;
+  if (row == 0 && threadIdx.x == 0 && step->turn) {
+    // 31 bits, of which 0 is no turn; the bit above them stays.
+    const u32 turn = step->turn, count = turn & 0x7fffffffu;
+    step->turn = (turn & 0x80000000u) | (count == 0x7fffffffu ? 1 : count + 1);
+  }
   u32 token = step->token[row];
   if (token == FROM_SAMPLE) token = *(const u32*)step->sampled[step->segment[row]];
   token = min(token, (u32)VOCAB - 1);

@@ -1,12 +1,15 @@
 //! [`CudaBackend`]: sequences, snapshots and tickets around captured passes.
 //!
-//! A step is enqueued in four parts on one stream: the step block to the card, the pass, the sampled tokens back,
-//! and a mark. Nothing waits for the card but [`Backend::collect`], so the next step can be enqueued before the
-//! last one is done: the token that it begins with lies on the card by then. What a step reads and writes in the
-//! host's memory is a slot of its own until it is collected.
+//! A step is enqueued in four parts on one stream: the step block to the card, the pass, the chosen tokens back,
+//! and a mark. A decode step that only goes on from the last one is the pass alone ([`crate::ring`]). Nothing waits
+//! for the card but [`Backend::collect`], so the next step can be enqueued before the last one is done: the token
+//! that it begins with lies on the card by then. What a step reads and writes in the host's memory is a slot of its
+//! own until it is collected.
 //!
 //! A prompt goes through the same kernels as decode, [`MAX_ROWS`] tokens a step. A row's numbers do not depend on
 //! what it shares a step with, so neither do they on how a prompt is cut.
+
+mod turns;
 
 use std::collections::HashMap;
 use std::io::Read;
@@ -17,6 +20,7 @@ use lily_engine::backend::{
     Ticket, Want,
 };
 use lily_engine::meter::Meter;
+use lily_engine::sampler::SamplerState;
 use lily_gpu::decode::MAX_ROWS;
 use lily_gpu::layout::PAGE_TOKENS;
 use lily_gpu::step::{self, LAST_SAMPLED, Segment, StepLayout};
@@ -29,6 +33,8 @@ use crate::error::CudaError;
 use crate::memory_plan::{Context, MemoryPlan};
 use crate::pages::Store;
 use crate::program::{self, Programs};
+use crate::ring::Ring;
+use crate::sampling::{Recipe, Sampling};
 use crate::sequence::{Frozen, Sequence, Snapshot};
 use crate::weights::{self, Loaded};
 use crate::{compile, limits, sources};
@@ -59,6 +65,8 @@ pub struct CudaBackend {
     pending: HashMap<u64, Pending>,
     free_slots: Vec<Slot>,
     last_id: u64,
+    ring: Ring,
+    sampling: Sampling,
     programs: Programs,
     _weights: Loaded,
 }
@@ -96,8 +104,16 @@ struct HeadRow {
 /// An enqueued step. Slots are kept as long as the card may look at them.
 struct Pending {
     slots: Vec<Slot>,
-    done: Event,
+    done: Done,
     outputs: Vec<Expected>,
+}
+
+/// How the end of a step is seen.
+enum Done {
+    /// The mark behind it has passed; tokens are in the slots.
+    Mark(Event),
+    /// The ring has the tokens of this turn.
+    Turn(u32),
 }
 
 impl CudaBackend {
@@ -140,6 +156,8 @@ impl CudaBackend {
             pending: HashMap::new(),
             free_slots: Vec::new(),
             last_id: 0,
+            ring: Ring::new(&gpu, programs.module("sample")?)?,
+            sampling: Sampling::new(&gpu, programs.module("sample")?)?,
             programs,
             _weights: loaded,
         })
@@ -203,6 +221,40 @@ impl CudaBackend {
         head_rows: &[u32],
         logits: bool,
     ) -> Result<(), BackendError> {
+        self.ring.forget();
+        let context = self.write_step(slot, parts, head_rows);
+        let rows = parts.iter().map(|(_, tokens)| tokens.len()).sum();
+        let gpu = &self.store.gpu;
+        gpu.upload(self.address("step")?, &slot.pinned, 0, TOKENS_AT)?;
+        // SAFETY: the step block names states, pages and tables of open sequences, which are freed in the order
+        // of the stream; the programs live as long as `self`.
+        unsafe { self.programs.graph(rows, context).launch()? };
+        if let (true, Some(to)) = (logits, &slot.logits) {
+            let bytes = head_rows.len() * self.geometry.vocab * size_of::<f32>();
+            gpu.download(to, 0, self.address("logits")?, bytes)?;
+        }
+        // Of a sequence's rows the last one's token is chosen as it asks.
+        let ends = parts.iter().scan(0, |end, (id, tokens)| {
+            *end += tokens.len() as u32;
+            Some((*end - 1, *id))
+        });
+        let ends: HashMap<u32, SequenceId> = ends.collect();
+        let owners: Vec<Option<SequenceId>> = head_rows.iter().map(|row| ends.get(row).copied()).collect();
+        self.settle(&owners)?;
+        if !head_rows.is_empty() {
+            let bytes = size_of_val(head_rows);
+            self.store.gpu.download(&slot.pinned, TOKENS_AT, self.address("tokens")?, bytes)?;
+        }
+        for &(id, tokens) in parts {
+            if let Some(sequence) = self.sequences.get_mut(&id) {
+                sequence.now.length += tokens.len();
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes a step down, and returns the longest context that it brings a sequence to.
+    fn write_step(&self, slot: &mut Slot, parts: &[(SequenceId, &[u32])], head_rows: &[u32]) -> usize {
         let segments: Vec<Segment<'_>> = parts
             .iter()
             .map(|&(id, tokens)| {
@@ -217,36 +269,17 @@ impl CudaBackend {
             })
             .collect();
         step::write(&mut slot.pinned.bytes_mut()[..TOKENS_AT], &segments, head_rows);
-        let gpu = &self.store.gpu;
-        let address = |name: &str| {
-            let address = self.programs.address(name);
-            address.ok_or_else(|| BackendError::Device(format!("the plan has no buffer {name}")))
-        };
-        let rows = parts.iter().map(|(_, tokens)| tokens.len()).sum();
         let end = |segment: &Segment<'_>| segment.position as usize + segment.tokens.len();
-        let context = segments.iter().map(end).max().unwrap_or(0);
-        gpu.upload(address("step")?, &slot.pinned, 0, TOKENS_AT)?;
-        // SAFETY: the step block names states, pages and tables of open sequences, which are freed in the order
-        // of the stream; the programs live as long as `self`.
-        unsafe { self.programs.graph(rows, context).launch()? };
-        if !head_rows.is_empty() {
-            let bytes = size_of_val(head_rows);
-            gpu.download(&slot.pinned, TOKENS_AT, address("tokens")?, bytes)?;
-        }
-        if let (true, Some(to)) = (logits, &slot.logits) {
-            let bytes = head_rows.len() * self.geometry.vocab * size_of::<f32>();
-            gpu.download(to, 0, address("logits")?, bytes)?;
-        }
-        for &(id, tokens) in parts {
-            if let Some(sequence) = self.sequences.get_mut(&id) {
-                sequence.now.length += tokens.len();
-            }
-        }
-        Ok(())
+        segments.iter().map(end).max().unwrap_or(0)
+    }
+
+    fn address(&self, name: &str) -> Result<u64, BackendError> {
+        let address = self.programs.address(name);
+        address.ok_or_else(|| BackendError::Device(format!("the plan has no buffer {name}")))
     }
 
     fn finish(&mut self, slots: Vec<Slot>, outputs: Vec<Expected>) -> Result<Ticket, BackendError> {
-        let done = self.store.gpu.mark()?;
+        let done = Done::Mark(self.store.gpu.mark()?);
         let id = self.next_id();
         self.pending.insert(id, Pending { slots, done, outputs });
         Ok(Ticket(id))
@@ -367,6 +400,10 @@ impl Backend for CudaBackend {
         self.context_limit
     }
 
+    fn runs_ahead(&self) -> bool {
+        true
+    }
+
     fn limits(&mut self) -> Option<Limits> {
         // Without room for the measurement there is none.
         limits::measure(&self.store.gpu).ok()
@@ -386,6 +423,16 @@ impl Backend for CudaBackend {
         self.sequences.get(&sequence).map(|s| s.now.length).ok_or_else(|| unknown_sequence(sequence))
     }
 
+    fn sample_on_device(&mut self, sequence: SequenceId, state: &SamplerState) -> Result<bool, BackendError> {
+        let open = self.sequences.get_mut(&sequence).ok_or_else(|| unknown_sequence(sequence))?;
+        match Recipe::new(&self.store, self.geometry.vocab, state) {
+            Ok(recipe) => open.recipe = Some(recipe),
+            Err(BackendError::OutOfMemory { .. }) => return Ok(false),
+            Err(error) => return Err(error),
+        }
+        Ok(true)
+    }
+
     fn extend(&mut self, sequence: SequenceId, tokens: &[u32], want: Want) -> Result<Ticket, BackendError> {
         if tokens.is_empty() {
             return Err(BackendError::Device("a prefill without tokens was enqueued".into()));
@@ -401,6 +448,10 @@ impl Backend for CudaBackend {
         let tokens = self.check_steps(steps)?;
         let wants_logits = |step: &DecodeStep| matches!(step.want, Want::Logits | Want::AllLogits);
         self.reserve_steps(steps)?;
+        let short = !steps.is_empty() && steps.len() <= MAX_ROWS && self.ring.has_room();
+        if short && steps.iter().all(|step| step.want == Want::Token) {
+            return self.take_turn(steps, &tokens);
+        }
         let (mut slots, mut outputs) = (Vec::new(), Vec::new());
         for (steps, tokens) in steps.chunks(MAX_ROWS).zip(tokens.chunks(MAX_ROWS)) {
             let parts: Vec<(SequenceId, &[u32])> =
@@ -427,20 +478,28 @@ impl Backend for CudaBackend {
         let pending = self.pending.remove(&ticket.0);
         let Pending { slots, done, outputs } =
             pending.ok_or_else(|| BackendError::Unknown(format!("ticket {}", ticket.0)))?;
-        done.wait()?;
+        let ring = match done {
+            Done::Mark(mark) => mark.wait().map(|()| Vec::new())?,
+            Done::Turn(turn) => self.ring.collect(turn, outputs.len())?,
+        };
         let vocab = self.geometry.vocab;
         let outputs = outputs
             .into_iter()
             .map(|Expected { sequence, row, mut logits }| {
-                let token = row.and_then(|row| slots[row.slot].token(row.index));
+                let chosen = |row: HeadRow| ring.get(row.index).copied().or_else(|| slots[row.slot].token(row.index));
+                let token = row.and_then(chosen);
+                if token.is_some_and(|token| token as usize >= vocab) {
+                    let what = "a logit is not a number, or none is left to choose from; the weights or the device are broken";
+                    return Err(BackendError::Device(what.to_owned()));
+                }
                 if let Some(row) = row.filter(|row| row.logits) {
                     logits = slots[row.slot].logits(row.index, 1, vocab);
                 }
-                StepOutput { sequence, token, logits }
+                Ok(StepOutput { sequence, token, logits })
             })
             .collect();
         self.free_slots.extend(slots);
-        Ok(outputs)
+        outputs
     }
 
     fn snapshot(&mut self, sequence: SequenceId) -> Result<SnapshotId, BackendError> {

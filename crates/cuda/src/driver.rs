@@ -7,6 +7,7 @@
 use std::ffi::{CStr, CString, c_int, c_void};
 use std::ptr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use cudarc::driver::sys;
 
@@ -283,6 +284,17 @@ impl Gpu {
         Ok(event)
     }
 
+    /// Whether everything that was enqueued on the main stream is done.
+    pub fn is_idle(&self) -> Result<bool, CudaError> {
+        self.bind()?;
+        // SAFETY: the stream lives.
+        let result = unsafe { sys::cuStreamQuery(self.stream) };
+        if result == sys::CUresult::CUDA_ERROR_NOT_READY {
+            return Ok(false);
+        }
+        check("cuStreamQuery", result).map(|()| true)
+    }
+
     /// Waits for everything that was enqueued on the main stream.
     pub fn synchronize(&self) -> Result<(), CudaError> {
         self.bind()?;
@@ -397,6 +409,20 @@ impl Pinned {
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         // SAFETY: as above, and this is the only reference.
         unsafe { std::slice::from_raw_parts_mut(self.start, self.bytes) }
+    }
+}
+
+impl Pinned {
+    /// Where the card finds it: the same address as the host's.
+    pub fn address(&self) -> u64 {
+        self.start as u64
+    }
+
+    /// The number at `index` of its u64, which the card may be writing: what it wrote before is there too.
+    pub fn watch(&self, index: usize) -> u64 {
+        assert!((index + 1) * size_of::<u64>() <= self.bytes, "a number beyond its buffer");
+        // SAFETY: the number lies in the buffer, whose start is aligned to a page; the card writes it as a whole.
+        unsafe { AtomicU64::from_ptr(self.start.cast::<u64>().add(index)) }.load(Ordering::Acquire)
     }
 }
 
@@ -522,6 +548,16 @@ impl Module {
 }
 
 impl Module {
+    /// Address of the variable of that name.
+    pub fn variable(&self, name: &str) -> Result<u64, CudaError> {
+        self.gpu.bind()?;
+        let terminated = CString::new(name).expect("variables have plain names");
+        let (mut address, mut bytes) = (0, 0);
+        // SAFETY: the pointers are to locals and to a string that ends with a zero.
+        unsafe { driver!(cuModuleGetGlobal_v2(&mut address, &mut bytes, self.module, terminated.as_ptr()))? };
+        Ok(address)
+    }
+
     /// The words of a variable of that name and size, where the module has one.
     pub fn words<const COUNT: usize>(&self, name: &str) -> Result<Option<[u32; COUNT]>, CudaError> {
         self.gpu.bind()?;
@@ -571,6 +607,15 @@ impl Kernel {
             count += 1;
         }
         Ok(count)
+    }
+
+    /// Has multiprocessors run it with as much shared memory as they can have, and the least cache: kernels that want
+    /// it divided differently cannot be on one together, so that none would begin before its predecessor ends.
+    pub fn prefer_shared(&self, gpu: &Gpu) -> Result<(), CudaError> {
+        gpu.bind()?;
+        let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT;
+        // SAFETY: the kernel's module is loaded.
+        unsafe { driver!(cuFuncSetAttribute(self.function, attribute, 100)) }
     }
 
     /// Lets its blocks have `bytes` of shared memory beside what it declares.

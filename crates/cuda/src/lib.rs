@@ -9,14 +9,15 @@
 //! # What flows in and out
 //!
 //! In go the mapped [`Weights`](lily_model::weights::Weights), which are copied to the card in the layout that
-//! the kernels want, and token ids. Out come greedy tokens and, where asked for, logits. [`CudaBackend`]
+//! the kernels want, and token ids. Out come chosen tokens and, where asked for, logits. [`CudaBackend`]
 //! implements the engine's [`Backend`](lily_engine::backend::Backend).
 //!
 //! # How a step runs
 //!
 //! The plan of `lily-gpu`, recorded for the card's size, is captured once for each number of rows as a graph whose
 //! kernels may begin before their predecessors end. A step is a block of numbers to the card, a graph, and the
-//! sampled tokens back ([`backend`]).
+//! chosen tokens back ([`backend`]); while a decode goes on, the graph alone ([`ring`]). Tokens that a request wants
+//! drawn are settled by kernels behind the graph ([`sampling`]).
 //!
 //! # What to read first
 //!
@@ -31,6 +32,8 @@ pub mod limits;
 pub mod memory_plan;
 pub mod pages;
 pub mod program;
+pub mod ring;
+pub mod sampling;
 pub mod sequence;
 pub mod sources;
 pub mod tiles;

@@ -73,7 +73,7 @@ pub struct Programs {
     kernels: HashMap<&'static str, Kernel>,
     addresses: HashMap<String, u64>,
     gpu: Arc<Gpu>,
-    _modules: Vec<Module>,
+    modules: Vec<(Stage, Module)>,
     _memory: Memory,
 }
 
@@ -112,7 +112,7 @@ impl Programs {
             kernels,
             addresses,
             gpu: Arc::clone(gpu),
-            _modules: modules.into_iter().map(|(_, module)| module).collect(),
+            modules,
             _memory: memory,
         };
         let capture = |(shape, plan): &(Shape, Plan)| {
@@ -141,6 +141,12 @@ impl Programs {
     /// Address of a buffer of the workspace or of the weights.
     pub fn address(&self, name: &str) -> Option<u64> {
         self.addresses.get(name).copied()
+    }
+
+    /// The loaded code of the file `name`.
+    pub fn module(&self, name: &'static str) -> Result<&Module, CudaError> {
+        let module = self.modules.iter().find(|(stage, _)| stage.name() == name);
+        module.map(|(_, module)| module).ok_or_else(|| missing(name))
     }
 
     /// Launches one dispatch of a plan on the main stream.
@@ -235,6 +241,7 @@ fn kernels(
             let what = format!("{name} has {parameters} parameters and its plan {found} arguments");
             return Err(CudaError::Model(format!("{what}; please report this")));
         }
+        kernel.prefer_shared(gpu)?;
         if bytes > COMMON_SHARED {
             kernel.allow_shared(gpu, bytes)?;
         }

@@ -13,6 +13,7 @@ use lily_gpu::layout::PAGE_TOKENS;
 
 use crate::driver::Memory;
 use crate::pages::{Page, State, Store};
+use crate::sampling::Recipe;
 
 /// Bytes of an entry of the table.
 const ENTRY: usize = size_of::<u64>();
@@ -33,6 +34,8 @@ pub struct Frozen {
 pub struct Sequence {
     /// Its state.
     pub now: Frozen,
+    /// How its tokens are chosen; greedily where it says nothing.
+    pub recipe: Option<Recipe>,
     table: Memory,
 }
 
@@ -53,7 +56,7 @@ impl Sequence {
 
     fn open(store: &Store, context: usize, now: Frozen) -> Result<Sequence, BackendError> {
         let entries = context.div_ceil(PAGE_TOKENS).max(1);
-        Ok(Sequence { now, table: store.gpu.allocate("a table of pages", entries * ENTRY)? })
+        Ok(Sequence { now, recipe: None, table: store.gpu.allocate("a table of pages", entries * ENTRY)? })
     }
 
     /// Makes room for `tokens` more tokens, or changes nothing.

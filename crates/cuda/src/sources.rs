@@ -98,6 +98,7 @@ pub fn check(geometry: &Geometry) -> Result<(), CudaError> {
         ),
         (hidden.is_multiple_of(128) && *hidden <= 2048, "a width of at most 2048, a multiple of 128"),
         (width.max(delta.value_width()) <= 4096, "mixers of at most 4096"),
+        (geometry.vocab <= 1 << 19, "a vocabulary of at most 2^19"),
         (geometry.max_context <= 1 << 24, "at most 2^24 positions"),
     ];
     match needs.iter().find(|(holds, _)| !holds) {

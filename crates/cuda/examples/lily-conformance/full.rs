@@ -1,24 +1,26 @@
-//! A full-size checkpoint: every stage of every layer, with as many rows as a step has.
-//!
-//! Whole-model logits say little where weights are random: the choice of experts is chaotic, so that a change of
-//! one part in a hundred in one norm changes the logits by more than half (`docs/lab/activations.md`). So each
-//! stage is judged on the inputs that the card itself has, all the way to the logits; how far the whole
-//! model's logits are from the CPU backend's is printed and not judged. So are the speeds of prefill and decode.
+//! A full-size checkpoint: its logits against the CPU backend's plain f32, every stage of every layer with as many
+//! rows as a step has, and what is drawn from the whole vocabulary. Speeds of prefill and decode are printed: those
+//! of the program, and beside them those of the card when it repeats a pass with no host in between.
 
 use std::path::Path;
 use std::time::Instant;
 
-use lily_cpu::{CpuBackend, CpuOptions};
+use lily_cpu::{CpuBackend, CpuOptions, Numerics};
 use lily_cuda::CudaBackend;
 use lily_engine::backend::{Backend, BackendError, DecodeStep, Input, SequenceId, Want};
+use lily_engine::sampler::{Sampler, SamplingParams};
 use lily_model::checkpoint::Checkpoint;
 use lily_model::geometry::Geometry;
 use lily_model::synth;
 
-use crate::{Report, distance, open, stages};
+use crate::{Report, distance, open, sampling, stages, within};
 
 /// Positions whose logits are looked at.
 const POSITIONS: usize = 32;
+/// What they may differ from plain f32.
+const LOGITS: f32 = 2e-2;
+/// Tokens that are drawn for each kind of request.
+const DRAWN: usize = 12;
 /// Context that the backends are opened with.
 const CONTEXT: usize = 8192;
 
@@ -53,51 +55,95 @@ pub fn run(report: &mut Report, device: usize, dir: &Path) -> Result<(), String>
     println!("        {}", cuda.memory_plan());
     let found = logits(&mut cuda).map_err(|error| error.to_string())?;
     speed(&mut cuda).map_err(|error| error.to_string())?;
+    sampling::equal(report, &mut cuda, "full size", DRAWN);
     drop(cuda);
-    let options = CpuOptions { ctx_len: CONTEXT, ..CpuOptions::default() };
+    let options = CpuOptions { ctx_len: CONTEXT, numerics: Numerics::F32, ..CpuOptions::default() };
+    let start = Instant::now();
     let mut cpu = CpuBackend::new(weights.clone(), options).map_err(|error| error.to_string())?;
     let expected = logits(&mut cpu).map_err(|error| error.to_string())?;
     drop(cpu);
-    println!(
-        "        logits are {:.3} of their own size away from the CPU backend's",
-        distance(&found, &expected)
-    );
+    println!("        plain f32 took {:.0} s", start.elapsed().as_secs_f64());
+    let mut each: Vec<f32> =
+        found.chunks(vocab).zip(expected.chunks(vocab)).map(|(a, b)| distance(a, b)).collect();
+    each.sort_by(f32::total_cmp);
+    println!("        by position: median {:.2e}, worst {:.2e}", each[POSITIONS / 2], each[POSITIONS - 1]);
+    let name = format!("full size, logits of {POSITIONS} positions against plain f32");
+    report.check(&name, within(distance(&found, &expected), LOGITS));
     stages::with_weights(report, "full size", &weights, device, &[("32 rows", &[(0, 32)])])
 }
 
 /// Prints how fast prompts are read and tokens decoded.
 fn speed(cuda: &mut CudaBackend) -> Result<(), BackendError> {
-    let vocab = cuda.geometry().vocab as u32;
-    let token = |i: usize| (i as u32).wrapping_mul(2_654_435_761) % vocab;
-    let filled = |cuda: &mut CudaBackend, depth: usize, first: usize| -> Result<SequenceId, BackendError> {
-        let sequence = cuda.open(None)?;
-        let tokens: Vec<u32> = (first..first + depth).map(token).collect();
-        let ticket = cuda.extend(sequence, &tokens, Want::Token)?;
-        cuda.collect(ticket)?;
-        Ok(sequence)
-    };
     for depth in DEPTHS {
         let start = Instant::now();
-        let sequence = filled(cuda, depth, 0)?;
+        let sequences = filled(cuda, depth, 1)?;
         let prefill = depth as f64 / start.elapsed().as_secs_f64();
-        let decode = DECODED as f64 / decode(cuda, &[sequence])?;
-        println!("        {depth} tokens: prefill {prefill:.0} tokens/s, then decode {decode:.0} tokens/s");
-        cuda.close(sequence);
+        println!(
+            "        {depth} tokens: prefill {prefill:.0} tokens/s, then decode {}",
+            decode(cuda, &sequences, depth)?
+        );
+        close(cuda, sequences);
     }
     for batch in BATCHES {
-        let sequences: Vec<SequenceId> =
-            (0..batch).map(|first| filled(cuda, BATCH_DEPTH, first * 97)).collect::<Result<_, _>>()?;
-        let decode = (batch * DECODED) as f64 / decode(cuda, &sequences)?;
-        println!("        {batch} sequences of {BATCH_DEPTH}: decode {decode:.0} tokens/s together");
-        sequences.into_iter().for_each(|sequence| cuda.close(sequence));
+        let sequences = filled(cuda, BATCH_DEPTH, batch)?;
+        let figures = decode(cuda, &sequences, BATCH_DEPTH)?;
+        println!("        {batch} sequences of {BATCH_DEPTH}: decode {figures}, together");
+        close(cuda, sequences);
+    }
+    let base = || SamplingParams { seed: Some(1), temperature: 1.0, ..SamplingParams::default() };
+    let requests = [
+        ("temperature", base()),
+        ("top_k 20, top_p 0.95", SamplingParams { top_k: 20, top_p: 0.95, ..base() }),
+        ("top_p 0.95", SamplingParams { top_p: 0.95, ..base() }),
+        ("top_k 20 and penalties", SamplingParams { top_k: 20, presence_penalty: 1.5, ..base() }),
+    ];
+    for (name, params) in requests {
+        let sequences = filled(cuda, DEPTHS[0], 1)?;
+        let state = Sampler::new(params, &[]).state();
+        let state = state.ok_or_else(|| BackendError::Device(format!("{name} is not for a device")))?;
+        cuda.sample_on_device(sequences[0], &state)?;
+        println!("        with {name}: {:.0} tokens/s", DECODED as f64 / seconds(cuda, &sequences)?);
+        close(cuda, sequences);
     }
     Ok(())
 }
 
+/// So many sequences of different tokens.
+fn filled(cuda: &mut CudaBackend, depth: usize, count: usize) -> Result<Vec<SequenceId>, BackendError> {
+    let vocab = cuda.geometry().vocab as u32;
+    let token = |i: usize| (i as u32).wrapping_mul(2_654_435_761) % vocab;
+    (0..count)
+        .map(|first| {
+            let sequence = cuda.open(None)?;
+            let tokens: Vec<u32> = (first * 97..first * 97 + depth).map(token).collect();
+            let ticket = cuda.extend(sequence, &tokens, Want::Token)?;
+            cuda.collect(ticket)?;
+            Ok(sequence)
+        })
+        .collect()
+}
+
+fn close(cuda: &mut CudaBackend, sequences: Vec<SequenceId>) {
+    sequences.into_iter().for_each(|sequence| cuda.close(sequence));
+}
+
+/// Tokens per second of the program, and of the card alone. The sequences are of no use afterwards.
+fn decode(cuda: &mut CudaBackend, sequences: &[SequenceId], depth: usize) -> Result<String, BackendError> {
+    let tokens = (sequences.len() * DECODED) as f64;
+    let program = tokens / seconds(cuda, sequences)?;
+    let ticket = cuda.decode(&steps(sequences, Want::Logits))?;
+    cuda.collect(ticket)?;
+    let card = tokens / f64::from(cuda.repeat(sequences.len(), depth + DECODED + 1, DECODED)? / 1e3);
+    Ok(format!("{program:.0} tokens/s (the card alone {card:.0})"))
+}
+
+fn steps(sequences: &[SequenceId], want: Want) -> Vec<DecodeStep> {
+    sequences.iter().map(|&sequence| DecodeStep { sequence, input: Input::LastSampled, want }).collect()
+}
+
 /// Seconds that [`DECODED`] steps take, each enqueued before the one before it is collected.
-fn decode(cuda: &mut CudaBackend, sequences: &[SequenceId]) -> Result<f64, BackendError> {
-    let step = |&sequence: &SequenceId| DecodeStep { sequence, input: Input::LastSampled, want: Want::Token };
-    let steps: Vec<DecodeStep> = sequences.iter().map(step).collect();
+fn seconds(cuda: &mut CudaBackend, sequences: &[SequenceId]) -> Result<f64, BackendError> {
+    let steps = steps(sequences, Want::Token);
     let start = Instant::now();
     let mut waiting = None;
     for _ in 0..DECODED {

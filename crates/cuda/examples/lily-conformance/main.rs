@@ -1,18 +1,21 @@
 //! Whether the CUDA backend computes what it should, on the card of this machine.
 //!
-//! `lily-conformance [--device N] [--heldout FILE]` runs alone on the built-in demo and on random weights that it
+//! `lily-conformance [--device N] [--heldout FILE] [--only PART] [--brief]` runs alone on the built-in demo and on random weights that it
 //! writes itself, prints a line for each check, and ends with 1 where one of them fails. `--heldout` names the
-//! demo's held-out questions. `lily-conformance --full DIR` looks at a full-size checkpoint instead, and
+//! demo's held-out questions, `--only` one of the first four parts below; `--brief` draws fewer tokens, for a run under
+//! `compute-sanitizer`. `lily-conformance --full DIR` looks at a full-size checkpoint instead, and
 //! writes random weights of that size where there is no such directory.
 //!
 //! - `stages`: every stage against its f32 form, fed with what the card itself has before the stage.
 //! - `sequences`: the bits of an answer do not depend on chunks, batches, snapshots or exports.
+//! - `sampling`: what the card draws is what the host's sampler draws from the same logits.
 //! - `answers`: the demo's greedy tokens against the CPU backend's, and recall over thousands of tokens.
 //! - `full`: every stage of every layer of a full-size checkpoint, to its logits.
 
 mod answers;
 mod card;
 mod full;
+mod sampling;
 mod sequences;
 mod stages;
 
@@ -82,10 +85,16 @@ struct Arguments {
     device: usize,
     full: Option<PathBuf>,
     heldout: PathBuf,
+    only: Option<String>,
+    brief: bool,
 }
 
+/// What the demo is checked for.
+const PARTS: [&str; 4] = ["stages", "sequences", "sampling", "answers"];
+
 fn arguments() -> Result<Arguments, String> {
-    let mut arguments = Arguments { device: 0, full: None, heldout: "demo/heldout.jsonl".into() };
+    let mut arguments =
+        Arguments { device: 0, full: None, heldout: "demo/heldout.jsonl".into(), only: None, brief: false };
     let mut words = std::env::args().skip(1);
     while let Some(flag) = words.next() {
         let mut value = || words.next().ok_or(format!("{flag} needs a value"));
@@ -93,8 +102,18 @@ fn arguments() -> Result<Arguments, String> {
             "--device" => arguments.device = value()?.parse().map_err(|_| "--device needs a number")?,
             "--full" => arguments.full = Some(value()?.into()),
             "--heldout" => arguments.heldout = value()?.into(),
+            "--only" => {
+                let part = value()?;
+                if !PARTS.contains(&part.as_str()) {
+                    return Err(format!("--only takes one of {}, not {part}", PARTS.join(", ")));
+                }
+                arguments.only = Some(part);
+            }
+            "--brief" => arguments.brief = true,
             _ => {
-                return Err(format!("{flag} is not known; flags are --device N, --full DIR, --heldout FILE"));
+                return Err(format!(
+                    "{flag} is not known; flags are --device N, --full DIR, --heldout FILE, --only PART, --brief"
+                ));
             }
         }
     }
@@ -108,9 +127,15 @@ fn run() -> Result<usize, String> {
         full::run(&mut report, arguments.device, dir)?;
         return Ok(report.failed);
     }
-    stages::run(&mut report, arguments.device)?;
-    sequences::run(&mut report, arguments.device)?;
-    answers::run(&mut report, arguments.device, &arguments.heldout)?;
+    let device = arguments.device;
+    for part in PARTS.into_iter().filter(|part| arguments.only.as_deref().is_none_or(|only| only == *part)) {
+        match part {
+            "stages" => stages::run(&mut report, device)?,
+            "sequences" => sequences::run(&mut report, device)?,
+            "sampling" => sampling::run(&mut report, device, arguments.brief)?,
+            _ => answers::run(&mut report, device, &arguments.heldout)?,
+        }
+    }
     Ok(report.failed)
 }
 
