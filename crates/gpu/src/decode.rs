@@ -203,7 +203,8 @@ impl<'a> Pass<'a> {
             .when(squares, Recording::reads)
             .reads_first(projected, channels)
             .reach(tails, tail.clone(), Mode::Write, tail.end - tail.start)
-            .when(tails_pool, Recording::pool)
+            // What stays of the old tail comes from the cache: delta_core has just read it.
+            .when(tails_pool, |recording, pool| recording.reach(pool, tail.clone(), Mode::Read, 0).pool(pool))
             .updates(x)
             .launch(launch);
         match ahead {
