@@ -269,18 +269,18 @@ unsafe fn transpose(rows: &[__m256i; WORDS]) -> [__m256i; WORDS] {
     }
 }
 
-/// Bytes `at..at + 32` of eight rows from `first` on; the cache is asked for those `ahead` further on.
+/// Bytes `at..at + 32` of eight rows; the cache is asked for those `ahead` further on.
 ///
 /// # Safety
-/// Those bytes of the rows that exist are readable, and the instruction set is there.
+/// Those bytes of each row are readable, and the instruction set is there.
 #[inline(always)]
-unsafe fn half_lines(from: &Source, first: usize, at: usize, ahead: usize) -> [__m256i; WORDS] {
+unsafe fn half_lines(from: &[*const u8; WORDS], at: usize, ahead: usize) -> [__m256i; WORDS] {
     // SAFETY: by contract; a prefetch touches nothing.
     unsafe {
         let mut rows = [_mm256_setzero_si256(); WORDS];
-        for (row, line) in rows.iter_mut().enumerate() {
-            let place = from.row(first + row).add(at);
-            *line = _mm256_loadu_si256(place.cast());
+        for row in 0..WORDS {
+            let place = from[row].add(at);
+            rows[row] = _mm256_loadu_si256(place.cast());
             if ahead > 0 {
                 _mm_prefetch::<_MM_HINT_T0>(place.wrapping_add(ahead).cast());
             }
@@ -310,57 +310,84 @@ pub(super) unsafe fn ask(place: *const u8) {
     unsafe { asm!("prefetchnta [{place}]", place = in(reg) place, options(nostack, preserves_flags)) };
 }
 
-/// The dot products of one group of packed weights with eight rows from `first` on.
+/// Sixteen bytes of one row, and of another in the upper half.
 ///
 /// # Safety
-/// 32 bytes from `at` on of the rows that exist are readable, `q` is good for a group, and the instruction set
-/// is there.
+/// Both are readable, and the instruction set is there.
+#[inline(always)]
+unsafe fn two_rows(a: *const u8, b: *const u8) -> __m256i {
+    // SAFETY: by contract.
+    unsafe {
+        let a = _mm256_castsi128_si256(_mm_loadu_si128(a.cast()));
+        _mm256_inserti128_si256::<1>(a, _mm_loadu_si128(b.cast()))
+    }
+}
+
+/// Sixteen activations, in both halves.
+///
+/// # Safety
+/// They are readable, and the instruction set is there.
+#[inline(always)]
+unsafe fn twice(q: *const i8) -> __m256i {
+    // SAFETY: by contract.
+    unsafe { _mm256_broadcastsi128_si256(_mm_loadu_si128(q.cast())) }
+}
+
+/// The dot products of one group of packed weights with eight rows.
+///
+/// Row `i` and row `i + 4` share a register from the load on, so that the tree that adds and transposes has one level
+/// less, and its second level still fits 16 bits: sixteen products of 15 and 127 are 30,480.
+///
+/// # Safety
+/// 32 bytes from `at` on of each row are readable, `q` is good for a group, and the instruction set is there.
 #[inline(always)]
 unsafe fn row_dots<const VNNI: bool>(
-    from: &Source,
-    first: usize,
+    rows: &[*const u8; WORDS],
     at: usize,
     q: *const i8,
     (next, apart): (*const u8, usize),
 ) -> __m256i {
+    const PART: usize = 16;
     // SAFETY: by contract.
     unsafe {
         let zero = _mm256_setzero_si256();
         let (low, ones) = (_mm256_set1_epi8(15), _mm256_set1_epi16(1));
-        let evens = _mm256_loadu_si256(q.cast());
-        let odds = _mm256_loadu_si256(q.add(GROUP_SIZE / 2).cast());
-        let mut sums = [zero; WORDS];
-        for (row, sum) in sums.iter_mut().enumerate() {
-            if row % 2 == 0 {
-                // One for each line read: in a burst they would hold up the reads behind them.
-                ask(next.wrapping_add(row / 2 * apart));
+        let evens = [twice(q), twice(q.add(PART))];
+        let odds = [twice(q.add(GROUP_SIZE / 2)), twice(q.add(GROUP_SIZE / 2 + PART))];
+        let mut sums = [zero; WORDS / 2];
+        for i in 0..WORDS / 2 {
+            // One for each line read: in a burst they would hold up the reads behind them.
+            ask(next.wrapping_add(i * apart));
+            let (a, b) = (rows[i].add(at), rows[i + WORDS / 2].add(at));
+            for part in 0..2 {
+                let bytes = two_rows(a.add(part * PART), b.add(part * PART));
+                let even = _mm256_and_si256(bytes, low);
+                let odd = _mm256_and_si256(_mm256_srli_epi16::<4>(bytes), low);
+                sums[i] = if VNNI {
+                    dot_vnni(dot_vnni(sums[i], even, evens[part]), odd, odds[part])
+                } else {
+                    let even = _mm256_maddubs_epi16(even, evens[part]);
+                    let both = _mm256_add_epi16(even, _mm256_maddubs_epi16(odd, odds[part]));
+                    if part == 0 { both } else { _mm256_add_epi16(sums[i], both) }
+                };
             }
-            let line = _mm256_loadu_si256(from.row(first + row).add(at).cast());
-            let (a, b) = (_mm256_and_si256(line, low), _mm256_and_si256(_mm256_srli_epi16::<4>(line), low));
-            *sum = if VNNI {
-                dot_vnni(dot_vnni(zero, a, evens), b, odds)
+        }
+        // Two lanes for each row: rows 0, 2, 4, 6 in the first, the others in the second.
+        let mut twos = [zero; 2];
+        for (i, two) in twos.iter_mut().enumerate() {
+            let (a, b) = (sums[i], sums[i + 2]);
+            let (first, second) = (_mm256_unpacklo_epi64(a, b), _mm256_unpackhi_epi64(a, b));
+            *two = if VNNI {
+                _mm256_add_epi32(first, second)
             } else {
-                let pairs = _mm256_add_epi16(_mm256_maddubs_epi16(a, evens), _mm256_maddubs_epi16(b, odds));
-                _mm256_madd_epi16(pairs, ones)
+                _mm256_madd_epi16(_mm256_add_epi16(first, second), ones)
             };
         }
-        // As in `sum_each`, a tree that adds and transposes at once.
-        let mut fours = [zero; WORDS / 2];
-        for (i, four) in fours.iter_mut().enumerate() {
-            let (a, b) = (sums[i], sums[i + 4]);
-            let (low, high) =
-                (_mm256_permute2x128_si256::<0x20>(a, b), _mm256_permute2x128_si256::<0x31>(a, b));
-            *four = _mm256_add_epi32(low, high);
-        }
-        let mut twos = [_mm256_setzero_ps(); 2];
-        for (i, two) in twos.iter_mut().enumerate() {
-            let (a, b) = (fours[2 * i], fours[2 * i + 1]);
-            let sum = _mm256_add_epi32(_mm256_unpacklo_epi64(a, b), _mm256_unpackhi_epi64(a, b));
-            *two = _mm256_castsi256_ps(sum);
-        }
-        let [a, b] = twos;
-        let (even, odd) = (_mm256_shuffle_ps::<0x88>(a, b), _mm256_shuffle_ps::<0xdd>(a, b));
-        _mm256_add_epi32(_mm256_castps_si256(even), _mm256_castps_si256(odd))
+        // Shifts and blends, because the compiler makes a horizontal addition, three times as slow, of two shuffles.
+        const ODD: i32 = 0b1010_1010;
+        let low_halves = _mm256_blend_epi32::<ODD>(twos[0], _mm256_slli_epi64::<32>(twos[1]));
+        let high_halves = _mm256_blend_epi32::<ODD>(_mm256_srli_epi64::<32>(twos[0]), twos[1]);
+        _mm256_add_epi32(low_halves, high_halves)
     }
 }
 
@@ -377,26 +404,27 @@ impl<const VNNI: bool> TileOps for Avx2<VNNI> {
         ahead: Ahead,
         token: &Activation,
     ) {
+        // Lines of a group of eight rows.
+        const HALF_LINES: usize = WORDS * GROUP_SIZE / 2 / LINE;
         // SAFETY: all pointers are good for `groups` groups and a panel's sums, by contract.
         unsafe {
-            let mut acc = Self::load(token.acc);
-            for group in 0..groups {
-                let q = token.q.add(group * GROUP_SIZE);
-                let at = group * GROUP_SIZE / 2;
-                let (next, apart) = ahead.lines(group, PANEL_ROWS * GROUP_SIZE / 2 / LINE, from.data);
-                let rest = next.wrapping_add(WORDS / 2 * apart);
-                let dots = [
-                    row_dots::<VNNI>(&from, 0, at, q, (next, apart)),
-                    row_dots::<VNNI>(&from, WORDS, at, q, (rest, apart)),
-                ];
-                let scale = Self::load(scales.add(group * PANEL_ROWS));
-                let bias = Self::load(biases.add(group * PANEL_ROWS));
-                let both = Self::mul(scale, Self::splat(*token.scales.add(group)));
-                let dots = [_mm256_cvtepi32_ps(dots[0]), _mm256_cvtepi32_ps(dots[1])];
-                acc = Self::fma(dots, both, acc);
-                acc = Self::fma(bias, Self::splat(*token.sums.add(group)), acc);
+            let all = from.row_starts();
+            // Eight rows to the end, then the other eight: their addresses stay in registers.
+            for (half, rows) in all.as_chunks::<WORDS>().0.iter().enumerate() {
+                let lane = half * WORDS;
+                let mut acc = _mm256_loadu_ps(token.acc.add(lane));
+                for group in 0..groups {
+                    let lines = ahead.lines(half * groups + group, HALF_LINES, from.data);
+                    let (at, q) = (group * GROUP_SIZE / 2, token.q.add(group * GROUP_SIZE));
+                    let dots = _mm256_cvtepi32_ps(row_dots::<VNNI>(rows, at, q, lines));
+                    let scale = _mm256_loadu_ps(scales.add(group * PANEL_ROWS + lane));
+                    let bias = _mm256_loadu_ps(biases.add(group * PANEL_ROWS + lane));
+                    let both = _mm256_mul_ps(scale, _mm256_set1_ps(*token.scales.add(group)));
+                    acc = _mm256_fmadd_ps(dots, both, acc);
+                    acc = _mm256_fmadd_ps(bias, _mm256_set1_ps(*token.sums.add(group)), acc);
+                }
+                _mm256_storeu_ps(token.acc.add(lane), acc);
             }
-            Self::store(token.acc, acc);
         }
     }
 
@@ -405,9 +433,9 @@ impl<const VNNI: bool> TileOps for Avx2<VNNI> {
         // SAFETY: `groups` groups of each row are readable and their units writable, by contract.
         unsafe {
             let low = _mm256_set1_epi8(15);
-            for group in 0..groups {
-                for half in 0..HALVES {
-                    let lines = half_lines(&from, half * WORDS, group * GROUP_SIZE / 2, 0);
+            for (half, rows) in from.row_starts().as_chunks::<WORDS>().0.iter().enumerate() {
+                for group in 0..groups {
+                    let lines = half_lines(rows, group * GROUP_SIZE / 2, 0);
                     let to = to.add(group * GROUP_BYTES + half * UNIT_BYTES / HALVES);
                     for (j, word) in transpose(&lines).into_iter().enumerate() {
                         let evens = _mm256_and_si256(word, low);
@@ -428,9 +456,9 @@ impl<const VNNI: bool> TileOps for Avx2<VNNI> {
         unsafe {
             let apart = _mm_set_epi32(0x0f0d_0e0c, 0x0b09_0a08, 0x0705_0604, 0x0301_0200);
             let apart = _mm256_broadcastsi128_si256(apart);
-            for part in 0..groups * PARTS {
-                for half in 0..HALVES {
-                    let lines = half_lines(&from, half * WORDS, part * GROUP_SIZE / PARTS, ahead);
+            for (half, rows) in from.row_starts().as_chunks::<WORDS>().0.iter().enumerate() {
+                for part in 0..groups * PARTS {
+                    let lines = half_lines(rows, part * GROUP_SIZE / PARTS, ahead);
                     let words = transpose(&lines);
                     let to = to.add(part * GROUP_BYTES / PARTS + half * UNIT_BYTES / HALVES);
                     for (j, [a, b]) in words.as_chunks::<2>().0.iter().enumerate() {
@@ -495,37 +523,39 @@ impl<const VNNI: bool> TileOps for Avx2<VNNI> {
         tokens: &[Activation; N],
         upcoming: Upcoming,
     ) {
-        for p in 0..PANELS {
-            for group in 0..groups {
-                if p == 0 {
-                    upcoming.ask_all(group);
-                }
-                // SAFETY: all pointers are good for `groups` groups and a tile's sums, by contract.
-                unsafe {
-                    let weights = weights[p].add(group * GROUP_BYTES);
+        // SAFETY: all pointers are good for `groups` groups and a tile's sums, by contract.
+        unsafe {
+            for p in 0..PANELS {
+                for group in 0..groups {
+                    if p == 0 && upcoming.stride > 0 {
+                        upcoming.ask_all(group);
+                    }
+                    let units = weights[p].add(group * GROUP_BYTES);
                     let dots = if VNNI {
-                        group_dots_vnni(weights, group, tokens)
+                        group_dots_vnni(units, group, tokens)
                     } else if wide {
-                        let low = group_dots::<N, 0>(weights, group, tokens);
-                        let mut dots = group_dots::<N, 4>(weights, group, tokens);
-                        for (dots, low) in dots.iter_mut().zip(low) {
-                            for (dot, low) in dots.iter_mut().zip(low) {
-                                *dot = _mm256_add_epi32(_mm256_slli_epi32::<4>(*dot), low);
+                        let low = group_dots::<N, LOW>(units, group, tokens);
+                        let mut dots = group_dots::<N, HIGH>(units, group, tokens);
+                        for t in 0..N {
+                            for half in 0..HALVES {
+                                let high = _mm256_slli_epi32::<4>(dots[t][half]);
+                                dots[t][half] = _mm256_add_epi32(high, low[t][half]);
                             }
                         }
                         dots
                     } else {
-                        group_dots::<N, 0>(weights, group, tokens)
+                        group_dots::<N, WHOLE>(units, group, tokens)
                     };
                     for half in 0..HALVES {
                         let lane = group * PANEL_ROWS + half * WORDS;
                         let scale = _mm256_loadu_ps(scales[p].add(lane));
                         let bias = _mm256_loadu_ps(biases[p].add(lane));
-                        for (token, dots) in tokens.iter().zip(&dots) {
+                        for t in 0..N {
+                            let token = &tokens[t];
                             let acc = token.acc.add(p * PANEL_ROWS + half * WORDS);
                             let both = _mm256_mul_ps(scale, _mm256_set1_ps(*token.scales.add(group)));
-                            let sum =
-                                _mm256_fmadd_ps(_mm256_cvtepi32_ps(dots[half]), both, _mm256_loadu_ps(acc));
+                            let dot = _mm256_cvtepi32_ps(dots[t][half]);
+                            let sum = _mm256_fmadd_ps(dot, both, _mm256_loadu_ps(acc));
                             let x_sum = _mm256_set1_ps(*token.sums.add(group));
                             _mm256_storeu_ps(acc, _mm256_fmadd_ps(bias, x_sum, sum));
                         }
@@ -535,6 +565,11 @@ impl<const VNNI: bool> TileOps for Avx2<VNNI> {
         }
     }
 }
+
+/// What a pass without VNNI takes of the bytes of a tile: all, where none is larger than 15, or one half of their bits.
+const WHOLE: u32 = 0;
+const LOW: u32 = 1;
+const HIGH: u32 = 2;
 
 /// One group's dot products of sixteen rows with `N` tokens.
 ///
@@ -563,12 +598,12 @@ unsafe fn group_dots_vnni<const N: usize>(
     }
 }
 
-/// As [`group_dots_vnni`] without VNNI, for bits `SHIFT..SHIFT + 4` of the weights.
+/// As [`group_dots_vnni`] without VNNI, for the bits of the weights that `PART` says.
 ///
 /// # Safety
 /// As [`group_dots_vnni`], with AVX2.
 #[inline(always)]
-unsafe fn group_dots<const N: usize, const SHIFT: i32>(
+unsafe fn group_dots<const N: usize, const PART: u32>(
     weights: *const u8,
     group: usize,
     tokens: &[Activation; N],
@@ -577,31 +612,47 @@ unsafe fn group_dots<const N: usize, const SHIFT: i32>(
     const SAFE_UNITS: usize = 8;
     // SAFETY: by contract.
     unsafe {
-        let (ones, low) = (_mm256_set1_epi16(1), _mm256_set1_epi8(15));
+        let ones = _mm256_set1_epi16(1);
         let mut dots = [[_mm256_setzero_si256(); HALVES]; N];
         for first in (0..GROUP_UNITS).step_by(SAFE_UNITS) {
             let mut sums = [[_mm256_setzero_si256(); HALVES]; N];
             for unit in first..first + SAFE_UNITS {
                 let w = weights.add(unit * UNIT_BYTES);
-                let w = [_mm256_loadu_si256(w.cast()), _mm256_loadu_si256(w.add(UNIT_BYTES / HALVES).cast())];
-                let w = [
-                    _mm256_and_si256(_mm256_srli_epi16::<SHIFT>(w[0]), low),
-                    _mm256_and_si256(_mm256_srli_epi16::<SHIFT>(w[1]), low),
-                ];
-                for (sums, token) in sums.iter_mut().zip(tokens) {
-                    let x = broadcast(token, group, unit);
-                    for (sum, w) in sums.iter_mut().zip(w) {
-                        *sum = _mm256_add_epi16(*sum, _mm256_maddubs_epi16(w, x));
+                let w = [part_of::<PART>(w), part_of::<PART>(w.add(UNIT_BYTES / HALVES))];
+                for t in 0..N {
+                    let x = broadcast(&tokens[t], group, unit);
+                    for half in 0..HALVES {
+                        let products = _mm256_maddubs_epi16(w[half], x);
+                        sums[t][half] =
+                            if unit == first { products } else { _mm256_add_epi16(sums[t][half], products) };
                     }
                 }
             }
-            for (dots, sums) in dots.iter_mut().zip(sums) {
-                for (dot, sum) in dots.iter_mut().zip(sums) {
-                    *dot = _mm256_add_epi32(*dot, _mm256_madd_epi16(sum, ones));
+            for t in 0..N {
+                for half in 0..HALVES {
+                    let sum = _mm256_madd_epi16(sums[t][half], ones);
+                    dots[t][half] = if first == 0 { sum } else { _mm256_add_epi32(dots[t][half], sum) };
                 }
             }
         }
         dots
+    }
+}
+
+/// Half a unit, or half of its bits.
+///
+/// # Safety
+/// 32 bytes are readable, and the instruction set is there.
+#[inline(always)]
+unsafe fn part_of<const PART: u32>(from: *const u8) -> __m256i {
+    // SAFETY: by contract.
+    unsafe {
+        let (bytes, low) = (_mm256_loadu_si256(from.cast()), _mm256_set1_epi8(15));
+        match PART {
+            WHOLE => bytes,
+            LOW => _mm256_and_si256(bytes, low),
+            _ => _mm256_and_si256(_mm256_srli_epi16::<4>(bytes), low),
+        }
     }
 }
 

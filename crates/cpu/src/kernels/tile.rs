@@ -62,6 +62,20 @@ impl Source {
         // SAFETY: clamped to the rows that exist.
         unsafe { self.data.add(row.min(self.rows - 1) * self.stride) }
     }
+
+    /// First byte wanted of each row.
+    ///
+    /// # Safety
+    /// The rows that exist are readable.
+    #[inline(always)]
+    pub unsafe fn row_starts(&self) -> [*const u8; PANEL_ROWS] {
+        let mut starts = [self.data; PANEL_ROWS];
+        for (row, start) in starts.iter_mut().enumerate() {
+            // SAFETY: by contract.
+            *start = unsafe { self.row(row) };
+        }
+        starts
+    }
 }
 
 /// What to ask the cache for while weights are read: the lines from `next` up to `end`, and then as many as are
@@ -88,7 +102,8 @@ impl Ahead {
     pub fn lines(&self, step: usize, count: usize, held: *const u8) -> (*const u8, usize) {
         let next = self.next.wrapping_add(step * count * LINE);
         let past = next.addr().wrapping_sub(self.end.addr());
-        if step % self.turns != self.turn {
+        // A division costs as much as a row.
+        if self.turns > 1 && step % self.turns != self.turn {
             (held, 0)
         } else if next < self.end {
             (next, LINE)
