@@ -37,7 +37,12 @@ impl KvLayout {
 
     /// Bytes of a page.
     pub fn page_bytes(&self) -> usize {
-        self.layers * PAGE_TOKENS * self.position_bytes()
+        self.layers * self.layer_bytes()
+    }
+
+    /// Bytes of a page that belong to one attention layer.
+    pub fn layer_bytes(&self) -> usize {
+        PAGE_TOKENS * self.position_bytes()
     }
 
     /// Bytes that one position takes in one attention layer.
@@ -72,6 +77,11 @@ impl StateLayout {
     /// Bytes of a state.
     pub fn bytes(&self) -> usize {
         self.layers * (self.recurrent + self.tail)
+    }
+
+    /// Gated DeltaNet layers.
+    pub fn layers(&self) -> usize {
+        self.layers
     }
 
     /// Bytes of one layer's recurrent matrices.

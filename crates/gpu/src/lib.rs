@@ -28,6 +28,7 @@ pub mod decode;
 pub mod dependencies;
 pub mod dot;
 pub mod layout;
+pub mod memory;
 pub mod packing;
 pub mod plan;
 pub mod report;

@@ -6,8 +6,8 @@
 //! # Memory
 //!
 //! The GPU shares the machine's memory, so a [`Buffer`] is bytes that both sides see. Who may touch them when is
-//! the caller's to keep: between the [`Device::submit`] of a pass and its completion the host neither writes what the pass
-//! touches nor reads what it writes.
+//! the caller's to keep: between the [`Device::submit`] of a pass and its completion the host neither writes bytes that
+//! the pass touches nor reads bytes that it writes.
 //!
 //! # Order
 //!
@@ -158,6 +158,8 @@ pub struct Pass<'a, D: Device> {
 
 /// A GPU. A handle: clones are the same device.
 pub trait Device: Clone + Debug + Send + Sync + 'static {
+    /// Whether it looks at [`Dispatch::touches`]. Where it does not, nobody need say what a step touches of the pools.
+    const WATCHES: bool = true;
     /// Compiled source.
     type Library: Debug + Send + Sync;
     /// A kernel that is ready to run. A handle.
@@ -185,7 +187,8 @@ pub trait Device: Clone + Debug + Send + Sync + 'static {
     /// [`DeviceError::Kernel`] where there is none.
     fn pipeline(&self, library: &Self::Library, name: &str) -> Result<Self::Pipeline, DeviceError>;
 
-    /// `bytes` (at least one) of zeros.
+    /// `bytes` (at least one) that nobody has written: zeros with Apple's driver, and for the emulator nothing that a kernel
+    /// may read.
     ///
     /// # Errors
     /// [`DeviceError::OutOfMemory`] with `label`.

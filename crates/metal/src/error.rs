@@ -1,6 +1,8 @@
-//! What can go wrong between Lily and a GPU, by kind.
+//! What can go wrong between Lily and a GPU, by kind, and why a model cannot run on one.
 
 use std::time::Duration;
+
+use lily_engine::backend::BackendError;
 
 /// A device could not do what it was asked. After [`DeviceError::OutOfMemory`] it can be asked again; after
 /// [`DeviceError::Lost`] nothing will succeed any more.
@@ -56,5 +58,54 @@ pub enum DeviceError {
         pass: String,
         /// What the device said.
         reason: String,
+    },
+}
+
+impl DeviceError {
+    /// The engine's form of an error while `bytes` were wanted for `what`.
+    pub fn while_for(self, what: &'static str, bytes: usize) -> BackendError {
+        match self {
+            DeviceError::OutOfMemory { .. } => BackendError::OutOfMemory { what, bytes },
+            other => other.into(),
+        }
+    }
+}
+
+impl From<DeviceError> for BackendError {
+    fn from(error: DeviceError) -> BackendError {
+        match error {
+            DeviceError::OutOfMemory { bytes, .. } => BackendError::OutOfMemory {
+                what: "a pass on the GPU",
+                bytes: usize::try_from(bytes).unwrap_or(usize::MAX),
+            },
+            other => BackendError::Device(other.to_string()),
+        }
+    }
+}
+
+/// Why the Metal backend cannot start. The CPU backend runs whatever of this happens.
+#[derive(Debug, thiserror::Error)]
+pub enum MetalError {
+    /// The device refused something.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    /// The checkpoint's shapes or formats are none that the kernels are written for.
+    #[error("the Metal backend cannot run this checkpoint: {0}; use --backend cpu")]
+    Model(String),
+    /// The model and its state do not fit.
+    #[error(
+        "macOS lets the GPU of this {device} keep {free} and the model needs {needed} ({parts}); {advice}"
+    )]
+    TooSmall {
+        /// The device's name.
+        device: String,
+        /// What the GPU may keep.
+        free: String,
+        /// What is needed.
+        needed: String,
+        /// What it is needed for.
+        parts: String,
+        /// What to do about it.
+        advice: String,
     },
 }

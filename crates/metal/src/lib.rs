@@ -8,16 +8,35 @@
 //!
 //! # What flows in and out
 //!
-//! In go source text with the geometry as macros, buffers, and passes: lists of dispatches with what each
-//! is bound to, what it touches and what it waits for. Out come completed passes, their times on the GPU, and
-//! errors by kind.
+//! In go the mapped [`Weights`](lily_model::weights::Weights), which stay where they are, and token ids. Out come
+//! greedy tokens and, where asked for, logits. [`MetalBackend`] implements the engine's
+//! [`Backend`](lily_engine::backend::Backend) on any [`Device`].
+//!
+//! # How a step runs
+//!
+//! The plan of `lily-gpu` becomes one pass: its dispatches, with barriers where it has edges. Two passes are under way
+//! at once, and the second begins with the token that the first leaves in the GPU's memory ([`backend`]).
 //!
 //! # What to read first
 //!
-//! [`device`], which is all that a GPU is asked for; [`error`] says what can go wrong.
+//! [`device`], which is all that a GPU is asked for; then [`backend`], and [`program`], which turns plans into passes.
 
+#[cfg(target_os = "macos")]
+pub mod apple;
+pub mod backend;
 pub mod device;
 pub mod error;
+pub mod limits;
+pub mod memory_plan;
+pub mod pool;
+pub mod program;
+pub mod reach;
+pub mod sequence;
+pub mod slot;
+pub mod sources;
+pub mod store;
+pub mod weights;
 
+pub use backend::{MetalBackend, MetalOptions};
 pub use device::Device;
-pub use error::DeviceError;
+pub use error::{DeviceError, MetalError};

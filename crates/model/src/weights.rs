@@ -33,6 +33,11 @@ impl Blob {
         Blob::new(Arc::new([]))
     }
 
+    /// All bytes of the owner, and where this blob begins in them.
+    pub fn origin(&self) -> (Blob, usize) {
+        (Blob::new(self.owner.clone()), self.range.start)
+    }
+
     /// The sub-range `range` of this blob, or `None` where it reaches outside.
     pub fn slice(&self, range: Range<usize>) -> Option<Blob> {
         if range.start > range.end || range.end > self.range.len() {

@@ -1,0 +1,158 @@
+//! What a model takes of a Mac's memory, known before anything is loaded.
+
+use std::fmt;
+
+use lily_gpu::layout::PAGE_TOKENS;
+use lily_gpu::memory::Context;
+
+use crate::device::DeviceInfo;
+use crate::error::MetalError;
+use crate::store::Sizes;
+
+/// Bytes that are left to others who use the GPU: the window server above all.
+const LEFT: u64 = 512 << 20;
+/// Bytes of the machine that the sentence about the limit leaves to everything else.
+const SYSTEM: u64 = 4 << 30;
+const GB: f64 = 1e9;
+
+/// Bytes of the memory that the GPU may keep, by what they are for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryPlan {
+    /// Tokens of context.
+    pub context: usize,
+    /// The weights, mapped or copied.
+    pub weights: u64,
+    /// What stages hand to each other, and what a step reads and writes.
+    pub workspace: u64,
+    /// One sequence of the whole context: recurrent state, keys and values.
+    pub sequence: u64,
+    /// The most that all sequences and snapshots may take together.
+    pub state: u64,
+    /// What the system lets the process keep for the GPU (`recommendedMaxWorkingSetSize`) beside what it keeps already.
+    pub free: u64,
+}
+
+impl MemoryPlan {
+    /// The plan for `context` tokens, or for as many as there is room for where less will do, on a device that holds
+    /// `allocated` bytes already. Sequences and snapshots may take `state_limit`.
+    ///
+    /// # Errors
+    /// [`MetalError::TooSmall`] where one sequence of that length does not fit beside the weights.
+    pub fn new(
+        info: &DeviceInfo,
+        allocated: u64,
+        [weights, workspace]: [u64; 2],
+        sizes: Sizes,
+        context: Context,
+        state_limit: u64,
+    ) -> Result<MemoryPlan, MetalError> {
+        let free = info.working_set.saturating_sub(allocated);
+        let beside = weights + workspace + LEFT;
+        let state = free.saturating_sub(beside).min(state_limit);
+        let (context, fits) = match context {
+            Context::Exactly(tokens) => (tokens, sizes.sequence(tokens) as u64 <= state),
+            Context::AtMost(tokens) => {
+                let pages = state.saturating_sub(sizes.sequence(0) as u64) / sizes.page() as u64;
+                let room = usize::try_from(pages).unwrap_or(usize::MAX).saturating_mul(PAGE_TOKENS);
+                (tokens.min(room.max(1)), room > 0)
+            }
+        };
+        let plan =
+            MemoryPlan { context, weights, workspace, sequence: sizes.sequence(context) as u64, state, free };
+        if fits {
+            return Ok(plan);
+        }
+        let needed = allocated + beside + plan.sequence;
+        Err(MetalError::TooSmall {
+            device: info.name.clone(),
+            free: gb(free),
+            needed: gb(needed - allocated),
+            parts: plan.parts(),
+            advice: advice(info.memory, needed),
+        })
+    }
+
+    fn parts(&self) -> String {
+        format!(
+            "{} of weights, {} for {} tokens of context, {} of workspace, {} for others",
+            gb(self.weights),
+            gb(self.sequence),
+            self.context,
+            gb(self.workspace),
+            gb(LEFT)
+        )
+    }
+}
+
+/// What to do where `needed` bytes are more than macOS lets the GPU keep of `memory`.
+fn advice(memory: u64, needed: u64) -> String {
+    let megabytes = needed.div_ceil(1 << 20);
+    if needed + SYSTEM <= memory {
+        format!(
+            "let the GPU keep more with `sudo sysctl iogpu.wired_limit_mb={megabytes}` (until the next start of the \
+             machine), or ask for a shorter context with --ctx-len"
+        )
+    } else {
+        "ask for a shorter context with --ctx-len, or use --backend cpu".to_owned()
+    }
+}
+
+fn gb(bytes: u64) -> String {
+    format!("{:.2} GB", bytes as f64 / GB)
+}
+
+impl fmt::Display for MemoryPlan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{}; {} for all sequences and snapshots together; macOS lets the GPU keep {}",
+            self.parts(),
+            gb(self.state),
+            gb(self.free)
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use lily_model::geometry::Geometry;
+
+    const GIB: u64 = 1 << 30;
+
+    fn plan(memory: u64, working_set: u64, context: Context) -> Result<MemoryPlan, MetalError> {
+        let info = DeviceInfo {
+            name: "Apple M4 Max".into(),
+            family: 9,
+            has_metal4: true,
+            cores: 40,
+            memory,
+            working_set,
+            max_buffer: working_set,
+            has_unified_memory: true,
+            threadgroup_memory: 32 << 10,
+            simd_width: 32,
+            page_bytes: 16 << 10,
+        };
+        let sizes = Sizes::new(&Geometry::qwen3_6_35b_a3b());
+        MemoryPlan::new(&info, 0, [19_510_000_000, 200 << 20], sizes, context, u64::MAX)
+    }
+
+    #[test]
+    fn the_full_model_with_32k_fits_the_working_set_of_36_gb() {
+        let plan = plan(36 * GIB, 27 * GIB, Context::AtMost(32 << 10)).unwrap();
+        assert_eq!(plan.context, 32 << 10);
+        assert!(plan.sequence < 800_000_000 && plan.state > 8_000_000_000, "{plan}");
+    }
+
+    #[test]
+    fn where_it_does_not_fit_one_sentence_says_what_to_do() {
+        // 24 GB, of which macOS lets the GPU keep 16.
+        let sentence = plan(24 * GIB, 16 * GIB, Context::Exactly(4096)).unwrap_err().to_string();
+        assert!(sentence.contains("sudo sysctl iogpu.wired_limit_mb=19"), "{sentence}");
+        assert!(sentence.contains("19.51 GB of weights") && sentence.contains("--ctx-len"), "{sentence}");
+        // 16 GB: no setting helps.
+        let sentence = plan(16 * GIB, 11 * GIB, Context::AtMost(4096)).unwrap_err().to_string();
+        assert!(!sentence.contains("sysctl") && sentence.contains("--backend cpu"), "{sentence}");
+    }
+}

@@ -1,0 +1,293 @@
+//! Plans made executable: kernels compiled, buffers allocated, and each plan as the dispatches of a pass.
+
+use std::collections::HashMap;
+use std::thread;
+
+use lily_gpu::decode::{self, MAX_ROWS, SPANS, Shape};
+use lily_gpu::layout::PAGE_TOKENS;
+use lily_gpu::memory::shared_buffers;
+use lily_gpu::plan::{Arg, BufferId, Plan, Role};
+use lily_gpu::stage::Stage;
+use lily_gpu::target::Target;
+use lily_model::geometry::Geometry;
+use lily_model::weights::Weights;
+
+use crate::device::{Argument, Buffer, Device, DeviceInfo, Dispatch, Pipeline, Touch};
+use crate::error::{DeviceError, MetalError};
+use crate::reach::{PoolAccess, Reach};
+use crate::slot::Slot;
+use crate::sources;
+use crate::store::{Pools, Store};
+use crate::weights::Loaded;
+
+/// How many rows a plan takes at the most; a step takes the first that has room for it.
+const BUCKETS: [usize; 5] = [1, 4, 8, 16, MAX_ROWS];
+/// The longest context of which each part is a single page: what the short layout of attention is for.
+pub const SHORT: usize = SPANS * PAGE_TOKENS;
+
+/// The plans of all buckets: for contexts of at most `short` tokens, and for any.
+pub fn plans(weights: &Weights, info: &DeviceInfo, short: usize) -> Vec<(Shape, Plan)> {
+    let target = Target::Metal { cores: info.cores };
+    // A plan for more than `SHORT` tokens has the long layout.
+    let contexts = [short.clamp(1, SHORT), weights.geometry.max_context.max(SHORT + 1)];
+    let shapes = BUCKETS.into_iter().flat_map(|rows| contexts.map(|context| Shape { rows, context }));
+    shapes.map(|shape| (shape, decode::record(weights, target, shape))).collect()
+}
+
+/// Bytes of what the plans' kernels hand to each other.
+pub fn workspace_bytes(plans: &[(Shape, Plan)]) -> u64 {
+    shared_buffers(plans.iter().map(|(_, plan)| plan), Role::Activations).values().sum()
+}
+
+/// All that turns a step into a pass.
+#[derive(Debug)]
+pub struct Programs<D: Device> {
+    plans: Vec<(Shape, Plan)>,
+    pipelines: HashMap<&'static str, D::Pipeline>,
+    workspace: HashMap<String, D::Buffer>,
+    weights: Loaded<D::Buffer>,
+    geometry: Geometry,
+    /// Plans for slots, as long as the pools are where they were.
+    recorded: HashMap<(usize, usize), Recorded<D>>,
+    pools: Option<Pools<D::Buffer>>,
+}
+
+/// The dispatches of a plan for a slot.
+#[derive(Debug)]
+struct Recorded<D: Device> {
+    dispatches: Vec<Dispatch<D>>,
+    /// Of each dispatch, how many touches are the same in all steps, and what it touches of the pools.
+    pool_accesses: Vec<(usize, Vec<PoolAccess>)>,
+}
+
+/// What a plan is made a pass for.
+pub struct StepPlace<'a, D: Device> {
+    /// Which slot it is.
+    pub number: usize,
+    /// The slot.
+    pub slot: &'a Slot<D>,
+    /// Where sequences have their memory.
+    pub store: &'a Store<D>,
+    /// What the step touches of it.
+    pub reach: &'a Reach,
+}
+
+impl<D: Device> Programs<D> {
+    /// Compiles the kernels and allocates the workspace.
+    ///
+    /// # Errors
+    /// A kernel that the device does not take, or no memory.
+    pub fn new(
+        device: &D,
+        geometry: &Geometry,
+        plans: Vec<(Shape, Plan)>,
+        weights: Loaded<D::Buffer>,
+    ) -> Result<Programs<D>, MetalError> {
+        let libraries = compile(device, geometry)?;
+        let mut pipelines: HashMap<&'static str, D::Pipeline> = HashMap::new();
+        for dispatch in plans.iter().flat_map(|(_, plan)| &plan.dispatches) {
+            let pipeline = match pipelines.get(dispatch.kernel) {
+                Some(pipeline) => pipeline,
+                None => {
+                    let pipeline = pipeline(device, &libraries, dispatch.kernel, dispatch.stage)?;
+                    pipelines.entry(dispatch.kernel).or_insert(pipeline)
+                }
+            };
+            check(device.info(), pipeline, dispatch)?;
+        }
+        let workspace = shared_buffers(plans.iter().map(|(_, plan)| plan), Role::Activations)
+            .into_iter()
+            .map(|(name, bytes)| Ok((name.to_owned(), device.allocate(name, bytes as usize)?)))
+            .collect::<Result<_, DeviceError>>()?;
+        let (geometry, recorded) = (geometry.clone(), HashMap::new());
+        Ok(Programs { plans, pipelines, workspace, weights, geometry, recorded, pools: None })
+    }
+
+    /// Where the weights lie.
+    pub fn weights(&self) -> &Loaded<D::Buffer> {
+        &self.weights
+    }
+
+    /// A buffer of the workspace.
+    pub fn workspace(&self, name: &str) -> Option<&D::Buffer> {
+        self.workspace.get(name)
+    }
+
+    /// The plan for a step of `rows` rows, at most [`MAX_ROWS`], whose longest context is `context` after it.
+    pub fn plan(&self, rows: usize, context: usize) -> &Plan {
+        &self.plans[self.index(rows, context)].1
+    }
+
+    fn index(&self, rows: usize, context: usize) -> usize {
+        let fits = |(shape, _): &(Shape, Plan)| rows <= shape.rows && context <= shape.context;
+        self.plans.iter().position(fits).unwrap_or(self.plans.len() - 1)
+    }
+
+    /// The dispatches of that plan, for a slot, with the pools where they are now.
+    ///
+    /// # Errors
+    /// A plan that names what nobody has.
+    pub fn dispatches(
+        &mut self,
+        rows: usize,
+        context: usize,
+        place: &StepPlace<'_, D>,
+    ) -> Result<&[Dispatch<D>], DeviceError> {
+        let pools = place.store.pools();
+        if self.pools.as_ref() != Some(&pools) {
+            self.recorded.clear();
+            self.pools = Some(pools.clone());
+        }
+        let key = (self.index(rows, context), place.number);
+        let recorded = match self.recorded.remove(&key) {
+            Some(recorded) => recorded,
+            None => self.record(&self.plans[key.0].1, place.slot, &pools)?,
+        };
+        let recorded = self.recorded.entry(key).or_insert(recorded);
+        if D::WATCHES {
+            for (dispatch, (always, accesses)) in recorded.dispatches.iter_mut().zip(&recorded.pool_accesses)
+            {
+                dispatch.touches.truncate(*always);
+                let touches =
+                    accesses.iter().flat_map(|access| access.touches(place.store, &pools, place.reach));
+                dispatch.touches.extend(touches);
+            }
+        }
+        Ok(&recorded.dispatches)
+    }
+
+    fn record(
+        &self,
+        plan: &Plan,
+        slot: &Slot<D>,
+        pools: &Pools<D::Buffer>,
+    ) -> Result<Recorded<D>, DeviceError> {
+        let place = |id: BufferId| {
+            let buffer = &plan.buffers[id.0];
+            let (name, role) = (buffer.name.as_str(), buffer.role);
+            let found = match (role, name) {
+                (Role::Weights, _) => self.weights.place(name),
+                (Role::Kv, _) => Some((&pools.pages, 0)),
+                (Role::State, "sampled") => Some((&pools.tokens, 0)),
+                (Role::State, _) => Some((&pools.states, 0)),
+                (Role::Step, _) => slot.place(name),
+                (Role::Activations, _) => slot.place(name).or_else(|| Some((self.workspace.get(name)?, 0))),
+            };
+            found.ok_or_else(|| missing(name))
+        };
+        let dispatch = |(dispatch, waits_for): (&lily_gpu::plan::Dispatch, &Vec<usize>)| {
+            // Buffers in their order, then all numbers together (kernels/README.md).
+            let mut arguments = Vec::with_capacity(dispatch.args.len());
+            let mut values = Vec::new();
+            for arg in &dispatch.args {
+                match *arg {
+                    Arg::Buffer(id, offset) => {
+                        let (buffer, start) = place(id)?;
+                        arguments.push(Argument::Buffer {
+                            buffer: buffer.clone(),
+                            offset: start + offset as usize,
+                        });
+                    }
+                    Arg::Value(value) => values.extend(value.to_le_bytes()),
+                }
+            }
+            if !values.is_empty() {
+                arguments.push(Argument::Bytes(values));
+            }
+            let touch = |access: &lily_gpu::plan::Access| {
+                let (buffer, start) = place(access.buffer)?;
+                // A table of pages is as long as the context that the backend was built for.
+                let at = |place: u64| (start + place as usize).min(buffer.bytes());
+                let range = at(access.range.start)..at(access.range.end);
+                let (reads, writes) = (access.mode.reads(), access.mode.writes());
+                Ok(Touch { buffer: buffer.clone(), range, reads, writes })
+            };
+            let (mut touches, mut accesses) = (Vec::new(), Vec::new());
+            for access in &dispatch.accesses {
+                match PoolAccess::of(access, &plan.buffers[access.buffer.0], &self.geometry) {
+                    Some(access) if accesses.contains(&access) => {}
+                    Some(access) => accesses.push(access),
+                    None => touches.push(touch(access)?),
+                }
+            }
+            let always = touches.len();
+            let layer = dispatch.layer.map_or_else(String::new, |layer| format!(" of layer {layer}"));
+            let memory = dispatch.shared_bytes.next_multiple_of(16);
+            let dispatch = Dispatch {
+                label: format!("{}{layer}", dispatch.kernel),
+                pipeline: self.pipelines[dispatch.kernel].clone(),
+                arguments,
+                threadgroup_memory: (memory > 0).then_some(memory).into_iter().collect(),
+                grid: dispatch.grid,
+                threads: dispatch.threads,
+                waits_for: waits_for.clone(),
+                touches,
+            };
+            Ok((dispatch, (always, accesses)))
+        };
+        let dispatches = plan.dispatches.iter().zip(&plan.dependencies.waits_for).map(dispatch);
+        let (dispatches, pool_accesses) =
+            dispatches.collect::<Result<Vec<_>, DeviceError>>()?.into_iter().unzip();
+        Ok(Recorded { dispatches, pool_accesses })
+    }
+}
+
+/// A library for each stage, compiled side by side.
+fn compile<D: Device>(device: &D, geometry: &Geometry) -> Result<Vec<(Stage, D::Library)>, DeviceError> {
+    thread::scope(|scope| {
+        let compilers = Stage::ALL.map(|stage| {
+            let source = sources::source(stage, geometry);
+            (stage, scope.spawn(move || device.compile(&source)))
+        });
+        let finished = |(stage, compiler): (Stage, thread::ScopedJoinHandle<'_, _>)| {
+            Ok((stage, compiler.join().expect("a compiler does not panic")?))
+        };
+        compilers.into_iter().map(finished).collect()
+    })
+}
+
+/// A kernel, from the file of its stage or else from whichever has it.
+fn pipeline<D: Device>(
+    device: &D,
+    libraries: &[(Stage, D::Library)],
+    kernel: &str,
+    stage: Stage,
+) -> Result<D::Pipeline, DeviceError> {
+    let own = libraries.iter().filter(|(known, _)| *known == stage);
+    let others = libraries.iter().filter(|(known, _)| *known != stage);
+    let mut first = Err(missing(kernel));
+    for (_, library) in own.chain(others) {
+        match device.pipeline(library, kernel) {
+            Ok(pipeline) => return Ok(pipeline),
+            Err(error) => first = first.or(Err(error)),
+        }
+    }
+    first
+}
+
+/// Refuses a kernel that cannot run with as many threads, or as much memory, as its plan says.
+fn check<P: Pipeline>(
+    info: &DeviceInfo,
+    pipeline: &P,
+    dispatch: &lily_gpu::plan::Dispatch,
+) -> Result<(), MetalError> {
+    let (kernel, threads) = (dispatch.kernel, dispatch.threads);
+    let most = pipeline.max_threads();
+    let memory = dispatch.shared_bytes.saturating_add(pipeline.threadgroup_memory());
+    if threads > most {
+        let what =
+            format!("{kernel} runs with at most {most} threads on this GPU and its plan has {threads}");
+        return Err(MetalError::Model(what));
+    }
+    if memory > info.threadgroup_memory {
+        let has = info.threadgroup_memory;
+        let what = format!("{kernel} needs {memory} bytes of threadgroup memory and this GPU has {has}");
+        return Err(MetalError::Model(what));
+    }
+    Ok(())
+}
+
+fn missing(name: &str) -> DeviceError {
+    let reason = "a plan names it, and nobody has it; please report this".to_owned();
+    DeviceError::Kernel { kernel: name.to_owned(), reason }
+}

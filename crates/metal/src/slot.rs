@@ -1,0 +1,89 @@
+//! What one step reads and writes of the memory that the host looks at: two of these alternate.
+
+use lily_gpu::decode::MAX_ROWS;
+use lily_gpu::layout::PAGE_TOKENS;
+use lily_gpu::step::StepLayout;
+
+use crate::device::{Buffer, Device, Transfer};
+use crate::error::DeviceError;
+
+/// Where parts of a slot begin is a multiple of it.
+const ALIGNMENT: usize = 256;
+/// Where the sampled tokens are, a u32 each.
+const TOKENS_AT: usize = StepLayout::BYTES.next_multiple_of(ALIGNMENT);
+/// Where the table of pages is, a u32 each.
+const TABLE_AT: usize = TOKENS_AT + (MAX_ROWS * size_of::<u32>()).next_multiple_of(ALIGNMENT);
+
+/// The step block, the sampled tokens, the numbers of the pages, and logits where they are wanted.
+#[derive(Debug)]
+pub struct Slot<D: Device> {
+    shared: D::Buffer,
+    logits: Option<D::Buffer>,
+}
+
+impl<D: Device> Slot<D> {
+    /// A slot for sequences of at most `context` tokens.
+    pub fn new(device: &D, context: usize) -> Result<Slot<D>, DeviceError> {
+        let shared = device.allocate("step", Self::bytes(context))?;
+        Ok(Slot { shared, logits: None })
+    }
+
+    /// Bytes of a slot without logits.
+    pub fn bytes(context: usize) -> usize {
+        TABLE_AT + MAX_ROWS * context.div_ceil(PAGE_TOKENS).max(1) * size_of::<u32>()
+    }
+
+    /// Where the plan's buffer `name` lies.
+    pub fn place(&self, name: &str) -> Option<(&D::Buffer, usize)> {
+        let offset = match name {
+            "step" => 0,
+            "tokens" => TOKENS_AT,
+            "page_table" => TABLE_AT,
+            _ => return None,
+        };
+        Some((&self.shared, offset))
+    }
+
+    /// Writes a step down: its block, and the numbers of the pages of its sequences, table after table.
+    pub fn write(&self, block: &[u8], tables: &[u32]) {
+        self.shared.write(0, block);
+        let bytes: Vec<u8> = tables.iter().flat_map(|page| page.to_le_bytes()).collect();
+        self.shared.write(TABLE_AT, &bytes);
+    }
+
+    /// Makes room for `bytes` of logits.
+    pub fn make_room(&mut self, device: &D, bytes: usize) -> Result<(), DeviceError> {
+        if self.logits.as_ref().map_or(0, Buffer::bytes) < bytes {
+            self.logits = Some(device.allocate("logits for the host", bytes)?);
+        }
+        Ok(())
+    }
+
+    /// What copies `bytes` of the logits at `from` here.
+    pub fn keep_logits(&self, from: &(D::Buffer, usize), bytes: usize) -> Option<Transfer<D::Buffer>> {
+        let (from, from_offset) = from.clone();
+        let to = self.logits.clone()?;
+        Some(Transfer::Copy { from, from_offset, to, to_offset: 0, bytes })
+    }
+
+    /// The first `count` sampled tokens.
+    pub fn tokens(&self, count: usize) -> Vec<u32> {
+        let bytes = read(&self.shared, TOKENS_AT, count * size_of::<u32>());
+        bytes.as_chunks::<4>().0.iter().map(|bytes| u32::from_le_bytes(*bytes)).collect()
+    }
+
+    /// The first `count` numbers of the logits.
+    pub fn logits(&self, count: usize) -> Vec<f32> {
+        let Some(logits) = &self.logits else { return Vec::new() };
+        let bytes = read(logits, 0, count * size_of::<f32>());
+        bytes.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()
+    }
+}
+
+fn read<B: Buffer>(buffer: &B, offset: usize, bytes: usize) -> Vec<u8> {
+    let mut copy = vec![0; bytes];
+    if bytes > 0 {
+        buffer.read(offset, &mut copy);
+    }
+    copy
+}
