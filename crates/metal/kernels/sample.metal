@@ -33,6 +33,9 @@ kernel void sample(device const Step* step [[buffer(0)]],
     const Best all = best_of(largest, PRODUCT_SIMDS);
     const uint token = all.index < VOCAB ? all.index : 0;
     tokens[row] = token;
-    sampled[step->sampled[step->segment[step->head_row[row]]]] = token;
+    // Of a sequence with several such rows the last one's token goes on.
+    const uint segment = step->segment[step->head_row[row]];
+    const bool is_last = row + 1 == step->head_rows || step->segment[step->head_row[row + 1]] != segment;
+    if (is_last) sampled[step->sampled[segment]] = token;
   }
 }
