@@ -59,7 +59,7 @@ pub enum BackendKind {
     Cuda,
     /// The processor
     Cpu,
-    /// An Apple GPU, which this build does not have yet
+    /// An Apple GPU, on macOS
     Metal,
 }
 

@@ -31,6 +31,9 @@ pub enum MemoryUse {
     /// Of a card's, which holds everything.
     #[cfg(not(target_os = "macos"))]
     Card(lily_cuda::memory_plan::MemoryPlan),
+    /// Of what macOS lets the GPU keep of the machine's.
+    #[cfg(target_os = "macos")]
+    Gpu(lily_metal::memory_plan::MemoryPlan),
 }
 
 impl MemoryUse {
@@ -40,6 +43,8 @@ impl MemoryUse {
             MemoryUse::Machine(budget) => budget.own,
             #[cfg(not(target_os = "macos"))]
             MemoryUse::Card(plan) => plan.sequence,
+            #[cfg(target_os = "macos")]
+            MemoryUse::Gpu(plan) => plan.sequence,
         }
     }
 
@@ -49,6 +54,8 @@ impl MemoryUse {
             MemoryUse::Machine(budget) => budget.left(),
             #[cfg(not(target_os = "macos"))]
             MemoryUse::Card(plan) => Some(plan.state - plan.sequence),
+            #[cfg(target_os = "macos")]
+            MemoryUse::Gpu(plan) => Some(plan.state - plan.sequence),
         }
     }
 
@@ -58,6 +65,8 @@ impl MemoryUse {
             MemoryUse::Machine(budget) => budget.weights,
             #[cfg(not(target_os = "macos"))]
             MemoryUse::Card(plan) => plan.weights,
+            #[cfg(target_os = "macos")]
+            MemoryUse::Gpu(plan) => plan.weights,
         }
     }
 
@@ -67,6 +76,8 @@ impl MemoryUse {
             MemoryUse::Machine(budget) => budget.is_resident(),
             #[cfg(not(target_os = "macos"))]
             MemoryUse::Card(_) => true,
+            #[cfg(target_os = "macos")]
+            MemoryUse::Gpu(_) => true,
         }
     }
 }
@@ -77,6 +88,8 @@ impl fmt::Display for MemoryUse {
             MemoryUse::Machine(budget) => budget.fmt(f),
             #[cfg(not(target_os = "macos"))]
             MemoryUse::Card(plan) => plan.fmt(f),
+            #[cfg(target_os = "macos")]
+            MemoryUse::Gpu(plan) => plan.fmt(f),
         }
     }
 }
@@ -89,6 +102,9 @@ pub enum Place {
     /// An NVIDIA card, counted as the driver does.
     #[cfg(not(target_os = "macos"))]
     Card(usize),
+    /// An Apple GPU, counted among those that will do.
+    #[cfg(target_os = "macos")]
+    Gpu(usize),
 }
 
 /// Where `args` want the model to run, and why there.
@@ -98,7 +114,10 @@ pub enum Place {
 pub fn choose(args: &ModelArgs) -> anyhow::Result<(Place, String)> {
     match args.backend {
         BackendKind::Cpu => Ok((Place::Cpu, "asked for".to_owned())),
-        BackendKind::Metal => bail!("this build has no Metal backend yet; use --backend cpu"),
+        #[cfg(target_os = "macos")]
+        BackendKind::Metal => Ok((Place::Gpu(args.device), "asked for".to_owned())),
+        #[cfg(not(target_os = "macos"))]
+        BackendKind::Metal => bail!("Metal needs macOS; use --backend auto, cuda or cpu"),
         #[cfg(not(target_os = "macos"))]
         BackendKind::Cuda => Ok((Place::Card(args.device), "asked for".to_owned())),
         #[cfg(not(target_os = "macos"))]
@@ -110,7 +129,10 @@ pub fn choose(args: &ModelArgs) -> anyhow::Result<(Place, String)> {
         #[cfg(target_os = "macos")]
         BackendKind::Cuda => bail!("there is no CUDA on macOS; use --backend cpu"),
         #[cfg(target_os = "macos")]
-        BackendKind::Auto => Ok((Place::Cpu, "this build has no Metal backend yet".to_owned())),
+        BackendKind::Auto => {
+            let reason = "the Metal backend has not run on a Mac yet; --backend metal tries it";
+            Ok((Place::Cpu, reason.to_owned()))
+        }
     }
 }
 
@@ -141,7 +163,29 @@ pub fn open(
                 opened => opened,
             }
         }
+        #[cfg(target_os = "macos")]
+        Place::Gpu(index) => on_gpu(index, checkpoint, checked_context(args, checkpoint)?, usual, chosen),
     }
+}
+
+#[cfg(target_os = "macos")]
+fn on_gpu(
+    index: usize,
+    checkpoint: &Checkpoint,
+    asked: Option<usize>,
+    usual: usize,
+    chosen: String,
+) -> anyhow::Result<Opened> {
+    use lily_gpu::memory::Context;
+    use lily_metal::apple::AppleDevice;
+    use lily_metal::{MetalBackend, MetalOptions};
+
+    let device = AppleDevice::open(index)?;
+    let context = asked.map_or(Context::AtMost(usual), Context::Exactly);
+    let options = MetalOptions { context, ..MetalOptions::default() };
+    let backend = MetalBackend::new(&device, &checkpoint.weights()?, &options)?;
+    let memory = MemoryUse::Gpu(*backend.memory_plan());
+    Ok(Opened { backend: Box::new(backend), memory, chosen })
 }
 
 #[cfg(not(target_os = "macos"))]
@@ -229,5 +273,7 @@ pub fn most_context(args: &ModelArgs, checkpoint: &Checkpoint) -> anyhow::Result
         // How much of it fits is known once the model is on the card.
         #[cfg(not(target_os = "macos"))]
         Place::Card(_) => Ok(checked_context(args, checkpoint)?.unwrap_or(checkpoint.geometry().max_context)),
+        #[cfg(target_os = "macos")]
+        Place::Gpu(_) => Ok(checked_context(args, checkpoint)?.unwrap_or(checkpoint.geometry().max_context)),
     }
 }
