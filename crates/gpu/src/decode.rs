@@ -201,7 +201,7 @@ impl<'a> Pass<'a> {
         let recording = bind(recording, &matrix)
             .reads_first(mixed, mixed_bytes)
             .when(squares, Recording::reads)
-            .reads_first(projected, channels)
+            .bind(projected, 0..projected_bytes, Mode::Read, channels)
             .reach(tails, tail.clone(), Mode::Write, tail.end - tail.start)
             // What stays of the old tail comes from the cache: delta_core has just read it.
             .when(tails_pool, |recording, pool| recording.reach(pool, tail.clone(), Mode::Read, 0).pool(pool))
