@@ -609,15 +609,6 @@ impl Kernel {
         Ok(count)
     }
 
-    /// Has multiprocessors run it with as much shared memory as they can have, and the least cache: kernels that want
-    /// it divided differently cannot be on one together, so that none would begin before its predecessor ends.
-    pub fn prefer_shared(&self, gpu: &Gpu) -> Result<(), CudaError> {
-        gpu.bind()?;
-        let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT;
-        // SAFETY: the kernel's module is loaded.
-        unsafe { driver!(cuFuncSetAttribute(self.function, attribute, 100)) }
-    }
-
     /// Lets its blocks have `bytes` of shared memory beside what it declares.
     pub fn allow_shared(&self, gpu: &Gpu, bytes: u32) -> Result<(), CudaError> {
         gpu.bind()?;

@@ -241,7 +241,6 @@ fn kernels(
             let what = format!("{name} has {parameters} parameters and its plan {found} arguments");
             return Err(CudaError::Model(format!("{what}; please report this")));
         }
-        kernel.prefer_shared(gpu)?;
         if bytes > COMMON_SHARED {
             kernel.allow_shared(gpu, bytes)?;
         }

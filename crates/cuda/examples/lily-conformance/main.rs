@@ -1,10 +1,11 @@
 //! Whether the CUDA backend computes what it should, on the card of this machine.
 //!
-//! `lily-conformance [--device N] [--heldout FILE] [--only PART] [--brief]` runs alone on the built-in demo and on random weights that it
-//! writes itself, prints a line for each check, and ends with 1 where one of them fails. `--heldout` names the
-//! demo's held-out questions, `--only` one of the first four parts below; `--brief` draws fewer tokens, for a run under
-//! `compute-sanitizer`. `lily-conformance --full DIR` looks at a full-size checkpoint instead, and
-//! writes random weights of that size where there is no such directory.
+//! `lily-conformance [--device N] [--heldout FILE] [--only PART] [--brief]` runs alone on the built-in demo and on
+//! random weights that it writes itself, prints a line for each check, and ends with 1 where one of them fails.
+//! `--heldout` names the demo's held-out questions, `--only` one of the first four parts below; `--brief` draws fewer
+//! tokens, for a run under `compute-sanitizer`. `lily-conformance --full DIR` looks at a full-size checkpoint instead,
+//! and writes random weights of that size where there is no such directory; with `--brief` it measures speeds and
+//! checks nothing.
 //!
 //! - `stages`: every stage against its f32 form, fed with what the card itself has before the stage.
 //! - `sequences`: the bits of an answer do not depend on chunks, batches, snapshots or exports.
@@ -124,7 +125,7 @@ fn run() -> Result<usize, String> {
     let arguments = arguments()?;
     let mut report = Report::default();
     if let Some(dir) = &arguments.full {
-        full::run(&mut report, arguments.device, dir)?;
+        full::run(&mut report, arguments.device, dir, arguments.brief)?;
         return Ok(report.failed);
     }
     let device = arguments.device;
