@@ -25,6 +25,8 @@
 pub mod apple;
 pub mod backend;
 pub mod device;
+#[cfg(all(feature = "emulator", target_os = "linux"))]
+pub mod emulator;
 pub mod error;
 pub mod limits;
 pub mod memory_plan;
