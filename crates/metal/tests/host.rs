@@ -1,5 +1,5 @@
 //! What the host does around a pass: what fails leaves everything as it was, bytes are counted once, two steps
-//! are under way, weights stay in their files. No kernel runs here; `emulated.rs` has those.
+//! are under way, weights stay in their files. No kernel runs here.
 
 mod hollow;
 

@@ -1,0 +1,24 @@
+//! The conformance program on a Mac's own GPU.
+#![cfg(target_os = "macos")]
+
+mod conformance;
+
+use conformance::Expected;
+use lily_metal::apple::AppleDevice;
+
+fn gpu() -> AppleDevice {
+    AppleDevice::open(0).expect("a Mac with an Apple GPU of the M1 or later")
+}
+
+#[test]
+fn the_demo_answers_as_plain_f32_does() {
+    let expected = Expected::new();
+    for together in [false, true] {
+        conformance::greedy_tokens_are_those_of_plain_f32(&gpu(), &expected, together);
+    }
+}
+
+#[test]
+fn the_same_tokens_give_the_same_bits() {
+    conformance::the_same_tokens_give_the_same_bits(&gpu());
+}

@@ -1,0 +1,205 @@
+//! What must hold of the Metal backend on any device: the demo's greedy tokens are those of the CPU's plain f32, and
+//! the same tokens give the same bits, however they come to the GPU. `apple.rs` runs it on a Mac's own GPU.
+//!
+//! Plain f32, because tokens that follow the end of an answer have no margin: there int8 activations choose others.
+
+use lily_cpu::{CpuBackend, CpuOptions, Numerics};
+use lily_engine::backend::{Backend, BackendError, DecodeStep, Input, SequenceId, StepOutput, Want};
+use lily_gpu::memory::Context;
+use lily_metal::device::Device;
+use lily_metal::{MetalBackend, MetalOptions};
+use lily_model::chat_template::ChatInput;
+use lily_model::checkpoint::Checkpoint;
+use serde_json::{Map, Value};
+
+/// Greedy tokens of an answer that are compared, the end of the answer or not.
+const TOKENS: usize = 64;
+/// The families of the demo's held-out questions that the prompts come from, one of each.
+const FAMILIES: [&str; 5] = ["sum", "reverse", "json", "thinking", "tool_answer"];
+/// The most tokens of a sequence here.
+const CONTEXT: usize = 1024;
+/// Contexts of more tokens have attention's layout for long ones: within every answer below.
+const SHORT: usize = 64;
+/// What logits may differ from plain f32, relative to their size: keys and values are rounded to f16, and sums have
+/// another order.
+const LOGITS: f64 = 2e-3;
+
+/// A backend for the demo.
+pub fn open<D: Device>(device: &D) -> MetalBackend<D> {
+    let weights = Checkpoint::demo().unwrap().weights().unwrap();
+    let options =
+        MetalOptions { context: Context::Exactly(CONTEXT), short: SHORT, ..MetalOptions::default() };
+    MetalBackend::new(device, &weights, &options).unwrap()
+}
+
+fn plain_f32() -> CpuBackend {
+    let weights = Checkpoint::demo().unwrap().weights().unwrap();
+    let options = CpuOptions { ctx_len: CONTEXT, numerics: Numerics::F32, ..CpuOptions::default() };
+    CpuBackend::new(weights, options).unwrap()
+}
+
+/// The first held-out question of each family, as the model gets it.
+fn prompts() -> Vec<Vec<u32>> {
+    let demo = Checkpoint::demo().unwrap();
+    let (tokenizer, template) = (demo.tokenizer().unwrap(), demo.chat_template().unwrap());
+    let items = include_str!("../../../../demo/heldout.jsonl");
+    let items: Vec<Value> = items.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let prompt = |family: &&str| {
+        let item = items.iter().find(|item| item["family"] == *family).unwrap();
+        let list = |name: &str| item[name].as_array().map(Vec::as_slice).unwrap_or_default();
+        let input = ChatInput {
+            messages: list("messages"),
+            tools: list("tools"),
+            add_generation_prompt: true,
+            enable_thinking: Some(item["enable_thinking"] == true),
+            extra: Map::new(),
+        };
+        tokenizer.encode(&template.render(&input).unwrap())
+    };
+    FAMILIES.iter().map(prompt).collect()
+}
+
+/// Tokens that mean nothing, other ones for each seed.
+fn noise(seed: u32, length: usize) -> Vec<u32> {
+    (0..length as u32)
+        .map(|i| (i.wrapping_mul(2_654_435_761).wrapping_add(seed * 40_503) >> 7) % 4000)
+        .collect()
+}
+
+fn next(sequence: SequenceId, want: Want) -> DecodeStep {
+    DecodeStep { sequence, input: Input::LastSampled, want }
+}
+
+/// A sequence of `tokens`, put in `chunk` at a time, and what the last chunk gave.
+fn prefill(
+    backend: &mut dyn Backend,
+    tokens: &[u32],
+    chunk: usize,
+) -> Result<(SequenceId, StepOutput), BackendError> {
+    let sequence = backend.open(None)?;
+    let mut last = None;
+    for part in tokens.chunks(chunk) {
+        let ticket = backend.extend(sequence, part, Want::Logits)?;
+        last = backend.collect(ticket)?.pop();
+    }
+    Ok((sequence, last.expect("there is a chunk")))
+}
+
+/// `count` further tokens of each sequence, decoded together, each step enqueued before the one before it is
+/// collected.
+fn decode(
+    backend: &mut dyn Backend,
+    sequences: &[SequenceId],
+    count: usize,
+) -> Result<Vec<Vec<u32>>, BackendError> {
+    let mut tokens = vec![Vec::new(); sequences.len()];
+    let mut waiting = None;
+    for turn in 0..=count {
+        let steps: Vec<DecodeStep> = sequences.iter().map(|&sequence| next(sequence, Want::Token)).collect();
+        let ticket = if turn < count { Some(backend.decode(&steps)?) } else { None };
+        if let Some(earlier) = std::mem::replace(&mut waiting, ticket) {
+            for (output, tokens) in backend.collect(earlier)?.into_iter().zip(&mut tokens) {
+                tokens.extend(output.token);
+            }
+        }
+    }
+    Ok(tokens)
+}
+
+/// Greedy answers to all prompts, `TOKENS` tokens each; together or one after the other.
+fn answers(backend: &mut dyn Backend, prompts: &[Vec<u32>], together: bool) -> Vec<Vec<u32>> {
+    let mut answers = Vec::new();
+    for group in prompts.chunks(if together { prompts.len() } else { 1 }) {
+        let starts: Vec<(SequenceId, StepOutput)> =
+            group.iter().map(|prompt| prefill(backend, prompt, usize::MAX).unwrap()).collect();
+        let sequences: Vec<SequenceId> = starts.iter().map(|&(sequence, _)| sequence).collect();
+        let rest = decode(backend, &sequences, TOKENS - 1).unwrap();
+        for ((sequence, first), rest) in starts.into_iter().zip(rest) {
+            backend.close(sequence);
+            answers.push(first.token.into_iter().chain(rest).collect());
+        }
+    }
+    answers
+}
+
+/// What plain f32 answers to the prompts, and the logits after the first.
+pub struct Expected {
+    prompts: Vec<Vec<u32>>,
+    answers: Vec<Vec<u32>>,
+    logits: Vec<f32>,
+}
+
+impl Expected {
+    /// Asks the CPU.
+    pub fn new() -> Expected {
+        let (mut backend, prompts) = (plain_f32(), prompts());
+        let answers = answers(&mut backend, &prompts, false);
+        let (_, last) = prefill(&mut backend, &prompts[0], usize::MAX).unwrap();
+        Expected { prompts, answers, logits: last.logits }
+    }
+}
+
+/// The demo's answers are those of plain f32; every sequence crosses the length at which attention changes its layout.
+pub fn greedy_tokens_are_those_of_plain_f32<D: Device>(device: &D, expected: &Expected, together: bool) {
+    let mut backend = open(device);
+    let shortest = expected.prompts.iter().map(Vec::len).min().unwrap();
+    assert!(shortest < SHORT && shortest + TOKENS > SHORT, "{shortest} tokens of prompt");
+    let found = answers(&mut backend, &expected.prompts, together);
+    for ((family, found), expected) in FAMILIES.iter().zip(&found).zip(&expected.answers) {
+        assert_eq!(found, expected, "the answer to {family}");
+    }
+    let (_, last) = prefill(&mut backend, &expected.prompts[0], usize::MAX).unwrap();
+    let distance = distance(&last.logits, &expected.logits);
+    assert!(distance <= LOGITS, "logits are {distance:.1e} of their size away from plain f32");
+}
+
+/// Root mean square of the differences, relative to that of what is expected.
+fn distance(found: &[f32], expected: &[f32]) -> f64 {
+    let square = |x: f32| f64::from(x) * f64::from(x);
+    let differences: f64 = found.iter().zip(expected).map(|(a, b)| square(a - b)).sum();
+    (differences / expected.iter().map(|&x| square(x)).sum::<f64>()).sqrt()
+}
+
+/// A row has the same bits however a prompt is cut, whatever shares a step, and after a snapshot or an export.
+pub fn the_same_tokens_give_the_same_bits<D: Device>(device: &D) {
+    let mut backend = open(device);
+    // Two pages and a part of one, beyond the length at which attention changes its layout.
+    let tokens = noise(1, 140);
+    let (whole, expected) = prefill(&mut backend, &tokens, usize::MAX).unwrap();
+    let first = expected.token.unwrap();
+    let snapshot = backend.snapshot(whole).unwrap();
+    let (cut, found) = prefill(&mut backend, &tokens, 13).unwrap();
+    assert!((found.token, found.logits) == (expected.token, expected.logits), "a prompt in chunks of 13");
+    backend.close(cut);
+
+    let other = prefill(&mut backend, &noise(2, 61), usize::MAX).unwrap().0;
+    let export = backend.export(snapshot).unwrap();
+    let written = std::thread::spawn(move || {
+        let mut bytes = Vec::new();
+        export(&mut bytes).map(|()| bytes)
+    });
+    let alone = decode(&mut backend, &[whole], 3).unwrap().remove(0);
+    let resumed = backend.open(Some(snapshot)).unwrap();
+    let together = decode(&mut backend, &[other, resumed], 1).unwrap();
+    assert_eq!(together[1][0], alone[0], "after a snapshot, beside another sequence");
+
+    let bytes = written.join().unwrap().unwrap();
+    let imported = backend.import(tokens.len(), &mut &bytes[..]).unwrap();
+    let imported = backend.open(Some(imported)).unwrap();
+    let given = DecodeStep { sequence: imported, input: Input::Token(first), want: Want::Token };
+    let ticket = backend.decode(&[given, next(resumed, Want::Token)]).unwrap();
+    let outputs = backend.collect(ticket).unwrap();
+    assert_eq!((outputs[0].token, outputs[1].token), (Some(alone[0]), Some(alone[1])), "after an export");
+
+    let ticket = backend.decode(&[next(imported, Want::Logits), next(resumed, Want::Token)]).unwrap();
+    let in_batch = backend.collect(ticket).unwrap();
+    let fresh = backend.open(Some(snapshot)).unwrap();
+    for step in [next(fresh, Want::Token), next(fresh, Want::Logits)] {
+        let ticket = backend.decode(&[step]).unwrap();
+        let alone = backend.collect(ticket).unwrap();
+        if step.want == Want::Logits {
+            assert!(alone[0].logits == in_batch[0].logits, "logits after an export in a batch, and alone");
+        }
+    }
+    assert_eq!((in_batch[0].token, in_batch[1].token), (Some(alone[1]), Some(alone[2])));
+}
