@@ -54,6 +54,9 @@ pub struct EngineOptions {
     /// return from an enqueue before the work is done ([`Backend::runs_ahead`]) turn it on; one that computes
     /// inside the call would only deliver every token a step late.
     pub pipeline: bool,
+    /// How long after it failed, and after each attempt since, an idle device is tried with one token: whoever
+    /// watches over the server sends it no requests while the device fails, so none would find out that it works.
+    pub retry_device: Duration,
     /// What is kept of earlier requests.
     pub cache: CacheOptions,
 }
@@ -87,6 +90,7 @@ impl Default for EngineOptions {
             max_running: 8,
             max_waiting: 64,
             pipeline: false,
+            retry_device: Duration::from_secs(5),
             cache: CacheOptions::default(),
         }
     }

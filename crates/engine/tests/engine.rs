@@ -409,6 +409,33 @@ fn a_failed_step_fails_only_the_sequence_that_it_concerns() {
 }
 
 #[test]
+fn a_device_that_failed_is_tried_while_nobody_asks_until_it_works_again() {
+    let mut failures = 3;
+    let backend = FakeBackend::new(100, mixing).with_hook(move |call| {
+        let fails = matches!(call, Call::Extend(..)) && failures > 0;
+        failures -= i32::from(fails);
+        if fails { Err(BackendError::Device("out of order".to_owned())) } else { Ok(()) }
+    });
+    let calls = backend.calls();
+    let retry_device = Duration::from_millis(50);
+    let engine = start(backend, EngineOptions { retry_device, ..EngineOptions::default() });
+    assert!(outcome(engine.submit(ask("Hi")).unwrap()).failure.is_some());
+    wait_until_idle(&engine);
+    assert_eq!(engine.trouble().as_deref(), Some("the device failed: out of order"));
+    let start = Instant::now();
+    while engine.trouble().is_some() {
+        assert!(start.elapsed() < Duration::from_secs(60), "nobody tries the device");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let extended = |calls: &[Call]| calls.iter().filter(|call| matches!(call, Call::Extend(..))).count();
+    // The request, two attempts in vain, and one that works; then it is left alone.
+    assert_eq!(extended(&calls.lock().unwrap()), 4);
+    std::thread::sleep(3 * retry_device);
+    assert_eq!(extended(&calls.lock().unwrap()), 4);
+    assert_all_closed(&calls);
+}
+
+#[test]
 fn a_device_that_fails_is_in_trouble_until_it_works_again() {
     let mut failed = false;
     let backend = FakeBackend::new(100, mixing).with_hook(move |call| {

@@ -6,7 +6,7 @@
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use crate::backend::{Backend, BackendError};
+use crate::backend::{Backend, BackendError, Want};
 
 /// See the module's page.
 pub(super) struct Device {
@@ -31,6 +31,28 @@ impl Device {
             self.trouble = Some(error.to_string());
         }
         outcome
+    }
+
+    /// Has it compute one token of no one's, which ends its trouble where it works again.
+    pub(super) fn attempt(&mut self) {
+        let opened = self.call(|backend| backend.open(None));
+        let Ok(sequence) = opened else { return };
+        let computed = self.call(|backend| {
+            let ticket = backend.extend(sequence, &[0], Want::Token)?;
+            backend.collect(ticket)
+        });
+        match computed {
+            Ok(_) => {
+                tracing::info!("the device works again");
+                self.worked();
+            }
+            Err(error) => tracing::debug!(%error, "the device was tried"),
+        }
+        // A panic in there leaves a sequence that nobody uses.
+        let _ = self.call(|backend| {
+            backend.close(sequence);
+            Ok(())
+        });
     }
 
     /// Notes that it computed something.

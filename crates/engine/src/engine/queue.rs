@@ -65,6 +65,17 @@ struct State {
     trouble: Option<String>,
 }
 
+/// What [`Queue::wait_for_work`] waited for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Awaited {
+    /// A request waits.
+    Request,
+    /// None came in time.
+    Nothing,
+    /// None will come.
+    End,
+}
+
 impl State {
     /// When the next place is free, should requests go on to take as long as they did lately; zero where none has
     /// ended yet.
@@ -140,11 +151,21 @@ impl Queue {
         self.lock().running = 0;
     }
 
-    /// Sleeps until a request waits (true) or the queue is closed and empty (false).
-    pub(super) fn wait_for_work(&self) -> bool {
+    /// Sleeps until a request waits, the queue is closed and empty, or, where there is one, `limit` is over.
+    pub(super) fn wait_for_work(&self, limit: Option<Duration>) -> Awaited {
         let idle = |state: &mut State| state.waiting.is_empty() && state.phase == Phase::Open;
-        let state = self.changed.wait_while(self.lock(), idle).unwrap_or_else(PoisonError::into_inner);
-        !state.waiting.is_empty() && state.phase != Phase::Aborting
+        let state = match limit {
+            None => self.changed.wait_while(self.lock(), idle).unwrap_or_else(PoisonError::into_inner),
+            Some(limit) => {
+                let waited = self.changed.wait_timeout_while(self.lock(), limit, idle);
+                waited.unwrap_or_else(PoisonError::into_inner).0
+            }
+        };
+        match (state.waiting.is_empty(), state.phase) {
+            (true, Phase::Open) => Awaited::Nothing,
+            (false, phase) if phase != Phase::Aborting => Awaited::Request,
+            _ => Awaited::End,
+        }
     }
 
     /// Makes the thread's figures visible, and what the device fails at.

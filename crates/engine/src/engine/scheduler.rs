@@ -27,7 +27,7 @@ use lily_model::tokenizer::Tokenizer;
 use super::EngineOptions;
 use super::active::Active;
 use super::device::{Device, message};
-use super::queue::Queue;
+use super::queue::{Awaited, Queue};
 use super::spill::Spill;
 use super::stats::Stats;
 use crate::backend::{Backend, BackendError, DecodeStep, SequenceId, SnapshotId, StepOutput, Ticket};
@@ -104,7 +104,20 @@ impl Scheduler {
 
     /// Runs until the queue is closed and everything taken is finished, or until it is aborted.
     pub(super) fn run(&mut self) {
-        while !self.active.is_empty() || self.queue.wait_for_work() {
+        loop {
+            if self.active.is_empty() {
+                // A device that failed is tried again where nobody else does.
+                let limit = self.device.trouble().map(|_| self.options.retry_device);
+                match self.queue.wait_for_work(limit) {
+                    Awaited::Request => {}
+                    Awaited::Nothing => {
+                        self.device.attempt();
+                        self.publish();
+                        continue;
+                    }
+                    Awaited::End => return,
+                }
+            }
             if self.queue.is_aborting() {
                 return;
             }
