@@ -19,9 +19,10 @@
 //! integers have no order, so the same logits and seed give the same token on every platform, and on a device
 //! whose thousand threads add them as they come ([`SamplerState`]).
 //!
-//! A vocabulary of 248,320 is never sorted whole: `top.rs` finds the largest few, and top_p sorts only what can
-//! be in its nucleus.
+//! A vocabulary of 248,320 is never sorted: `top.rs` finds the largest few, and where a nucleus ends. Nor is it weighed
+//! exactly where f32 gives the same token for certain (`coarse.rs`).
 
+mod coarse;
 mod exp;
 mod logprobs;
 mod params;
@@ -37,6 +38,7 @@ pub use logprobs::TokenLogprobs;
 pub use params::{InvalidParam, MAX_LOGPROBS, SamplingParams};
 pub use state::SamplerState;
 
+use coarse::Coarse;
 use exp::exp_nonpositive;
 use penalties::Penalties;
 use random::Random;
@@ -48,6 +50,9 @@ const ONE: u64 = 1 << 44;
 const NEGLIGIBLE: f64 = -31.0;
 /// Adding 2^52 leaves the nearest integer of a number below it in the bits of the mantissa.
 const ROUND: f64 = (1u64 << 52) as f64;
+
+/// Far more than a sum or a logarithm is off by, and so little that what lies within it is no work.
+const NEAR: f64 = 1e-3;
 
 /// What one call of [`Sampler::sample`] chose.
 #[derive(Clone, Debug, PartialEq)]
@@ -85,8 +90,8 @@ pub struct Sampler {
     random: Random,
     /// The row as the model gave it, kept only while logprobs are wanted.
     raw: Vec<f32>,
-    /// Weights of a whole row, where no filter bounds them.
-    weights: Vec<u64>,
+    /// Sums of weights, where no filter bounds them: see [`coarse`].
+    sums: Vec<f64>,
 }
 
 impl Sampler {
@@ -98,7 +103,7 @@ impl Sampler {
             None => Random::from_entropy(),
         };
         let penalties = Penalties::new(&params, prompt);
-        Sampler { params, penalties, random, raw: Vec::new(), weights: Vec::new() }
+        Sampler { params, penalties, random, raw: Vec::new(), sums: Vec::new() }
     }
 
     /// Chooses the next token from `logits`, `[vocab]`, and counts it for the penalties. Bias and penalties
@@ -140,7 +145,7 @@ impl Sampler {
     pub fn resume(state: SamplerState) -> Sampler {
         let SamplerState { params, counts, random } = state;
         let penalties = Penalties::resume(&params, counts);
-        Sampler { params, penalties, random: Random::resume(random), raw: Vec::new(), weights: Vec::new() }
+        Sampler { params, penalties, random: Random::resume(random), raw: Vec::new(), sums: Vec::new() }
     }
 
     /// Notes that a device with this sampler's state has chosen `token`: from here on both go on alike.
@@ -165,6 +170,7 @@ impl Sampler {
         let scale = Scale { max: f64::from(best.logit), inverse };
         let top_k = if self.params.top_k == 0 { logits.len() } else { self.params.top_k.min(logits.len()) };
         let top_p = f64::from(self.params.top_p);
+        let coarse = Coarse::new(best.logit, self.params.temperature);
         let least = (f64::from(self.params.min_p) * ONE as f64) as u64;
         let fraction = self.random.next();
 
@@ -172,21 +178,48 @@ impl Sampler {
             let mut sorted = scale.weigh(&top::top(logits, top_k));
             let total = sorted.iter().map(|&(_, weight)| weight).sum();
             sorted.truncate(nucleus(&sorted, top_p, total));
+            sorted.sort_unstable_by_key(|&(token, _)| token);
             sorted
+        } else if top_p < 1.0 {
+            let nucleus = self.row_nucleus(logits, scale, coarse, top_p);
+            nucleus.into_iter().map(|(candidate, weight)| (candidate.token, weight)).collect()
+        } else if least > 0 {
+            let likely = scale.at_least(logits, least);
+            likely.into_iter().map(|(candidate, weight)| (candidate.token, weight)).collect()
         } else {
-            self.weights.clear();
-            self.weights.extend(logits.iter().map(|&logit| scale.weight(logit)));
-            if top_p == 1.0 {
-                for weight in &mut self.weights {
-                    *weight = if *weight >= least { *weight } else { 0 };
-                }
-                return pick((0..).zip(self.weights.iter().copied()), fraction).unwrap_or(best.token);
-            }
-            row_nucleus(logits, &self.weights, top_p)
+            let certain = coarse.and_then(|coarse| coarse.pick(logits, fraction, &mut self.sums));
+            let row = (0..).zip(logits.iter().map(|&logit| scale.weight(logit)));
+            return certain.or_else(|| pick(row, fraction)).unwrap_or(best.token);
         };
         kept.retain(|&(_, weight)| weight >= least);
-        kept.sort_unstable_by_key(|&(token, _)| token);
         pick(kept.iter().copied(), fraction).unwrap_or(best.token)
+    }
+
+    /// The nucleus of a whole row, in order of token id.
+    fn row_nucleus(
+        &mut self,
+        logits: &[f32],
+        scale: Scale,
+        coarse: Option<Coarse>,
+        top_p: f64,
+    ) -> Vec<(Candidate, u64)> {
+        let exact = || -> u64 { logits.iter().map(|&logit| scale.weight(logit)).sum() };
+        let total = match coarse {
+            Some(coarse) => coarse.sum(logits, &mut self.sums) * ONE as f64,
+            None => exact() as f64,
+        };
+        // All weights below this together hold less than what may be missing, so the nucleus lies in the others.
+        let threshold = (1.0 - top_p) * total * (1.0 - NEAR) / logits.len() as f64;
+        let mut likely = scale.at_least(logits, (threshold as u64).max(1));
+        let mut order = likely.clone();
+        let mut cut = top::cut(&mut order, (top_p * total) as u64);
+        if !cut.is_some_and(|cut| cut.is_certain(top_p * total, total)) {
+            cut = top::cut(&mut order, share(top_p, exact()));
+        }
+        if let Some(cut) = cut {
+            likely.retain(|&(candidate, _)| cut.keeps(candidate));
+        }
+        likely
     }
 }
 
@@ -209,6 +242,18 @@ impl Scale {
         let weight = rounded.to_bits() & (ROUND as u64 - 1);
         if exponent < NEGLIGIBLE { 0 } else { weight }
     }
+
+    /// The tokens of a row whose weight is at least `least`, which is above 0, in order of their ids.
+    fn at_least(self, logits: &[f32], least: u64) -> Vec<(Candidate, u64)> {
+        // Most are told by a comparison; those near the bound, by their weight.
+        let exponent = ((least as f64 - 0.5) / ONE as f64).ln() - NEAR;
+        let near = ((self.max + exponent / self.inverse) as f32).next_down();
+        let candidates = (0..).zip(logits).filter(|&(_, &logit)| logit >= near);
+        // 0.0 and -0.0 are equal logits, but total_cmp would tell them apart.
+        let weighed =
+            candidates.map(|(token, &logit)| (Candidate { token, logit: logit + 0.0 }, self.weight(logit)));
+        weighed.filter(|&(_, weight)| weight >= least).collect()
+    }
 }
 
 /// Length of the shortest head of `sorted` (likeliest first) that holds `top_p` of `total`, at least 1.
@@ -227,21 +272,6 @@ fn nucleus(sorted: &[(u32, u64)], top_p: f64, total: u64) -> usize {
 /// `top_p` of `total`, rounded down.
 fn share(top_p: f64, total: u64) -> u64 {
     (top_p * total as f64) as u64
-}
-
-/// The nucleus of a row, whichever order it is in.
-fn row_nucleus(logits: &[f32], weights: &[u64], top_p: f64) -> Vec<(u32, u64)> {
-    let total: u64 = weights.iter().sum();
-    // All weights below this together hold less than what may be missing, so the nucleus lies in the others, which
-    // are few: only they are sorted.
-    let threshold = (total - share(top_p, total).min(total)) / weights.len() as u64;
-    let weighted = (0..).zip(weights.iter().copied());
-    let mut sorted: Vec<(u32, u64)> = weighted.filter(|&(_, weight)| weight >= threshold).collect();
-    // Tokens of the same weight may still differ in their logits; 0.0 and -0.0 do not.
-    let logit = |&(token, _): &(u32, u64)| logits[token as usize] + 0.0;
-    sorted.sort_unstable_by(|a, b| logit(b).total_cmp(&logit(a)).then(a.0.cmp(&b.0)));
-    sorted.truncate(nucleus(&sorted, top_p, total));
-    sorted
 }
 
 /// The token at `fraction` (of 2^53) of the cumulative sum of the weights, taken in the order given.

@@ -19,6 +19,18 @@ pub(super) fn max(logits: &[f32]) -> f32 {
     lanes.iter().chain(rest).copied().fold(f32::NEG_INFINITY, larger)
 }
 
+/// The sum of `f` over a short piece of a row, in f32.
+pub(super) fn sum_f32(logits: &[f32], f: impl Fn(f32) -> f32) -> f32 {
+    let (chunks, rest) = logits.as_chunks::<LANES>();
+    let mut lanes = [0.0; LANES];
+    for chunk in chunks {
+        for (lane, &logit) in lanes.iter_mut().zip(chunk) {
+            *lane += f(logit);
+        }
+    }
+    lanes.into_iter().chain(rest.iter().map(|&logit| f(logit))).sum()
+}
+
 /// The sum of `f` over the row.
 pub(super) fn sum(logits: &[f32], f: impl Fn(f32) -> f64) -> f64 {
     let (chunks, rest) = logits.as_chunks::<LANES>();
