@@ -17,7 +17,7 @@
 //! Dispatches run one after the other, in a random order that the edges of their pass allow; so do threadgroups,
 //! and the threads of one between barriers, all by [`Options::seed`]. What the plan leaves open is therefore left
 //! open here. A pass runs when somebody waits for it and not before, so that a host that looks too early sees it.
-//! With [`Options::tracked`] each load and store is checked; without, the same kernels run about ten times faster.
+//! With [`Options::tracked`] each load and store is checked; without, the same kernels run faster.
 //!
 //! # What to read first
 //!
