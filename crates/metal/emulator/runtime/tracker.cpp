@@ -95,7 +95,8 @@ inline void touch_cell(Worker& w, Cell& cell, const Access& a, unsigned space, L
   // An atomic load only asks what it may see.
   if (a.kind == ATOMIC_LOAD) return;
   const Relation read = relate(w, cell.read, space);
-  const bool seen = cell.read.serial() >= w.first_serial;  // in this dispatch
+  // In this dispatch; of threadgroup memory, whose bytes every threadgroup has anew, by this threadgroup.
+  const bool seen = cell.read.serial() >= (space == LILY_MEM_THREADGROUP ? w.serial : w.first_serial);
   uint64_t flags = cell.read.flags();
   const bool same_group = cell.read.serial() == w.serial;
   // Readers before the last barrier of the threadgroup no longer count.

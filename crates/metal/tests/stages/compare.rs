@@ -1,0 +1,260 @@
+//! A pass, stage by stage, beside the plain f32 forms of `lily-cpu`.
+//!
+//! Before a stage its inputs are read back, after it its outputs; the f32 form is given the same inputs. So an error shows
+//! in the stage that makes it, and nowhere else.
+
+use lily_cpu::plain::{norm_rows, project, rms_norm_in_place};
+use lily_cpu::stages::{
+    attn_core, attn_in, attn_out, delta_core, delta_in, delta_out, embed, head, moe_down, moe_route, moe_up,
+    sample,
+};
+use lily_model::weights::{AttentionWeights, DeltaWeights, LayerWeights, Matrix, Mixer, Weights};
+
+use crate::gpu::{Gpu, State};
+
+/// What a stage's outputs may differ, of the largest of them: both sides are f32 and add in different orders.
+const ROUNDING: f32 = 1e-5;
+/// The same where a number is stored as f16.
+const HALF: f32 = 1e-3;
+
+/// Runs the pass that `gpu` was told of and compares each stage; panics where one differs. `case` is for messages.
+pub fn stages(gpu: &mut Gpu, weights: &Weights, case: &str) {
+    let mut trace = Trace { gpu, weights, case };
+    trace.embed();
+    for (index, layer) in weights.layers.iter().enumerate() {
+        match &layer.mixer {
+            Mixer::Delta(mixer) => trace.delta(index, layer, mixer),
+            Mixer::Attention(mixer) => trace.attention(index, layer, mixer),
+        }
+        trace.experts(index, layer);
+    }
+    trace.head();
+}
+
+struct Trace<'a> {
+    gpu: &'a mut Gpu,
+    weights: &'a Weights,
+    case: &'a str,
+}
+
+/// Columns `from..from + width` of rows that are `stride` wide.
+fn columns(values: &[f32], stride: usize, from: usize, width: usize) -> Vec<f32> {
+    values.chunks_exact(stride).flat_map(|row| &row[from..from + width]).copied().collect()
+}
+
+impl Trace<'_> {
+    fn compare(&self, stage: &str, found: &[f32], expected: &[f32], most: f32) {
+        assert_eq!(found.len(), expected.len(), "{stage}, {}", self.case);
+        let largest = expected.iter().fold(f32::MIN_POSITIVE, |most, value| most.max(value.abs()));
+        for (at, (found, expected)) in found.iter().zip(expected).enumerate() {
+            let error = (found - expected).abs() / largest;
+            assert!(
+                error <= most,
+                "{stage}, {}: number {at} is {found} and should be {expected}, {error} off",
+                self.case
+            );
+        }
+    }
+
+    fn eps(&self) -> f32 {
+        self.weights.geometry.rms_eps
+    }
+
+    fn embed(&mut self) {
+        let tokens: Vec<u32> = self.gpu.parts.iter().flat_map(|part| part.tokens.clone()).collect();
+        self.gpu.until("embed");
+        let mut expected = vec![0.0; tokens.len() * self.weights.geometry.hidden];
+        embed::reference(&self.weights.embed_tokens.view(), &tokens, &mut expected);
+        self.compare("embed", &self.gpu.x(), &expected, ROUNDING);
+    }
+
+    fn head(&mut self) {
+        let (rows, x, vocab) = (self.gpu.rows(), self.gpu.x(), self.weights.geometry.vocab);
+        self.gpu.until("sample");
+        let mut expected = vec![0.0; rows * vocab];
+        let weights = self.weights;
+        head::reference(&weights.lm_head.view(), &weights.norm, self.eps(), &x, &mut expected);
+        let logits = self.gpu.floats("logits", rows * vocab);
+        self.compare("head", &logits, &expected, ROUNDING);
+        let greedy: Vec<u32> = logits.chunks_exact(vocab).map(sample::greedy).collect();
+        assert_eq!(self.gpu.words("tokens", rows), greedy, "sample, {}", self.case);
+    }
+
+    /// The products of the norm of `x` with `matrices`, as they stand beside each other in `projected`.
+    fn projections<const N: usize>(&self, rows: usize, matrices: [&Matrix; N]) -> [Vec<f32>; N] {
+        let stride = matrices.iter().map(|matrix| matrix.rows).sum::<usize>().next_multiple_of(16);
+        let all = self.gpu.floats("projected", rows * stride);
+        // Columns beyond the last row of the last matrix are nobody's.
+        let mut from = 0;
+        matrices.map(|matrix| {
+            from += matrix.rows;
+            columns(&all, stride, from - matrix.rows, matrix.rows)
+        })
+    }
+
+    fn delta(&mut self, index: usize, layer: &LayerWeights, mixer: &DeltaWeights) {
+        let (rows, x) = (self.gpu.rows(), self.gpu.x());
+        let matrices = [&mixer.in_proj_qkv, &mixer.in_proj_z, &mixer.in_proj_b, &mixer.in_proj_a];
+        let before = self.gpu.states(index);
+        self.gpu.until("delta_in");
+        let found = self.projections(rows, matrices);
+        let mut expected = matrices.map(|matrix| vec![0.0; rows * matrix.rows]);
+        let [qkv, z, b, a] = &mut expected;
+        let out = delta_in::Projections { qkv, z, b, a };
+        delta_in::reference(mixer, &layer.input_norm, self.eps(), &x, out);
+        for (found, expected) in found.iter().zip(&expected) {
+            self.compare("delta_in", found, expected, ROUNDING);
+        }
+
+        self.gpu.until("delta_core");
+        let (mixed, states) = self.recurrence(mixer, &found, before);
+        let core = self.gpu.floats("mixed", mixed.len());
+        self.compare("delta_core", &core, &mixed, ROUNDING);
+        for ((found, _), (expected, _)) in self.gpu.states(index).iter().zip(&states) {
+            self.compare("delta_core's state", found, expected, ROUNDING);
+        }
+
+        self.gpu.until("delta_out");
+        let mut expected = x;
+        delta_out::reference(mixer, &core, &mut expected);
+        self.compare("delta_out", &self.gpu.x(), &expected, ROUNDING);
+        for ((_, found), (_, expected)) in self.gpu.states(index).iter().zip(&states) {
+            assert_eq!(found, expected, "delta_out's tails, {}", self.case);
+        }
+    }
+
+    fn recurrence(
+        &self,
+        mixer: &DeltaWeights,
+        [qkv, z, b, a]: &[Vec<f32>; 4],
+        mut states: Vec<State>,
+    ) -> (Vec<f32>, Vec<State>) {
+        let delta = &self.weights.geometry.delta;
+        let (channels, width, heads) = (delta.conv_channels(), delta.value_width(), delta.value_heads);
+        let mut mixed = vec![0.0; self.gpu.rows() * width];
+        for ((state, tail), part) in states.iter_mut().zip(self.gpu.ranges()) {
+            let of = |width: usize| part.start * width..part.end * width;
+            let inputs = delta_core::Inputs {
+                qkv: &qkv[of(channels)],
+                z: &z[of(width)],
+                b: &b[of(heads)],
+                a: &a[of(heads)],
+            };
+            delta_core::reference(delta, mixer, self.eps(), inputs, state, tail, &mut mixed[of(width)]);
+        }
+        (mixed, states)
+    }
+
+    fn attention(&mut self, index: usize, layer: &LayerWeights, mixer: &AttentionWeights) {
+        let (rows, x) = (self.gpu.rows(), self.gpu.x());
+        let matrices = [&mixer.q_proj, &mixer.k_proj, &mixer.v_proj];
+        self.gpu.until("attn_in");
+        let found = self.projections(rows, matrices);
+        let normed = norm_rows(&x, &layer.input_norm, self.eps());
+        for (found, matrix) in found.iter().zip(matrices) {
+            let mut expected = vec![0.0; rows * matrix.rows];
+            project(&matrix.view(), &normed, &mut expected);
+            self.compare("attn_in", found, &expected, ROUNDING);
+        }
+
+        self.gpu.until("attn_merge");
+        let width = mixer.o_proj.cols;
+        let mixed = self.gpu.floats("mixed", rows * width);
+        self.attention_over_the_cache(index, mixer, &found, &mixed);
+
+        self.gpu.until("attn_out");
+        let mut expected = x;
+        attn_out::reference(mixer, &mixed, &mut expected);
+        self.compare("attn_out", &self.gpu.x(), &expected, ROUNDING);
+    }
+
+    /// Compares what came of attention, and what was written into the cache.
+    fn attention_over_the_cache(
+        &self,
+        index: usize,
+        mixer: &AttentionWeights,
+        [query_and_gate, k, v]: &[Vec<f32>; 3],
+        mixed: &[f32],
+    ) {
+        let attention = &self.weights.geometry.attention;
+        let (dim, width) = (attention.head_dim, attention.heads * attention.head_dim);
+        let kv_width = attention.kv_heads * dim;
+        let normed = |head: &[f32], weight: &[f32], position: usize| {
+            let mut head = head.to_vec();
+            rms_norm_in_place(&mut head, weight, self.eps());
+            let mut angles = vec![0.0; attention.rotary_dim];
+            attn_in::rotary_angles(attention, position, &mut angles);
+            attn_in::rotate(&mut head[..attention.rotary_dim], &angles);
+            head
+        };
+        for (part, range) in self.gpu.parts.iter().zip(self.gpu.ranges()) {
+            let cache = self.gpu.cache(part, index);
+            let at = |position: usize, head: usize| (head * cache.positions + position) * dim;
+            let key = |position: usize, head: usize| &cache.keys[at(position, head)..][..dim];
+            let value = |position: usize, head: usize| &cache.values[at(position, head)..][..dim];
+            for row in range.clone() {
+                let position = part.position + row - range.start;
+                for head in 0..attention.kv_heads {
+                    let of = row * kv_width + head * dim..row * kv_width + (head + 1) * dim;
+                    let expected = normed(&k[of.clone()], &mixer.k_norm, position);
+                    self.compare("attn_core's key", key(position, head), &expected, HALF);
+                    self.compare("attn_core's value", value(position, head), &v[of], HALF);
+                }
+                let (mut q, mut gate) = (Vec::new(), Vec::new());
+                for head in query_and_gate[row * 2 * width..(row + 1) * 2 * width].chunks_exact(2 * dim) {
+                    q.extend(normed(&head[..dim], &mixer.q_norm, position));
+                    gate.extend(&head[dim..]);
+                }
+                let mut expected = vec![0.0; width];
+                attn_core::reference(attention, position, &q, &gate, key, value, &mut expected);
+                self.compare("attn_core", &mixed[row * width..(row + 1) * width], &expected, ROUNDING);
+            }
+        }
+    }
+
+    fn experts(&mut self, index: usize, layer: &LayerWeights) {
+        let (moe, rows, x) = (&self.weights.geometry.moe, self.gpu.rows(), self.gpu.x());
+        let mut normed = vec![0.0; x.len()];
+        let mut choices = vec![moe_route::Choice::default(); rows * moe.top_k];
+        let mut factors = vec![0.0; rows];
+        let (norm, eps) = (&layer.post_norm, self.eps());
+        moe_route::reference(moe, &layer.moe, norm, eps, &x, &mut normed, &mut choices, &mut factors);
+        self.gpu.until("moe_route");
+        let stride = (moe.experts + 1).next_multiple_of(16);
+        let logits = columns(&self.gpu.floats("router", rows * stride), stride, 0, moe.experts);
+        let mut expected = vec![0.0; rows * moe.experts];
+        project(&layer.moe.gate.view(), &normed, &mut expected);
+        self.compare("moe_route", &logits, &expected, ROUNDING);
+        let packed = self.gpu.floats("packed", normed.len());
+        self.compare("moe_route's inputs of the experts", &packed, &normed, ROUNDING);
+
+        self.gpu.until("moe_up");
+        let words = self.gpu.words(&format!("choices.{index}"), rows * 32);
+        for (row, words) in words.chunks_exact(32).enumerate() {
+            // The choice is that of the logits which the router left; the plain form has others by rounding.
+            let of_row = row * moe.top_k..(row + 1) * moe.top_k;
+            let mut logits = logits[row * moe.experts..(row + 1) * moe.experts].to_vec();
+            moe_route::choose(&mut logits, &mut choices[of_row.clone()]);
+            let chosen: Vec<u32> = choices[of_row.clone()].iter().map(|choice| choice.expert).collect();
+            assert_eq!(words[..moe.top_k], chosen, "moe_up's choice, {}", self.case);
+            let shares: Vec<f32> = choices[of_row].iter().map(|choice| choice.weight).collect();
+            let found: Vec<f32> = words[8..8 + moe.top_k].iter().copied().map(f32::from_bits).collect();
+            self.compare("moe_up's shares", &found, &shares, ROUNDING);
+            self.compare("moe_up's shares", &[f32::from_bits(words[16])], &[factors[row]], ROUNDING);
+        }
+        let (routed_width, shared_width) = (moe.top_k * moe.expert_width, moe.shared_width);
+        let (mut routed, mut shared) = (vec![0.0; rows * routed_width], vec![0.0; rows * shared_width]);
+        moe_up::reference(moe, &layer.moe, &normed, &choices, &mut routed, &mut shared);
+        let inner = self.gpu.floats("inner", rows * (routed_width + shared_width));
+        let inner_of = |from, width| columns(&inner, routed_width + shared_width, from, width);
+        let (found_routed, found_shared) = (inner_of(0, routed_width), inner_of(routed_width, shared_width));
+        self.compare("moe_up", &found_routed, &routed, ROUNDING);
+        self.compare("moe_route's shared expert", &found_shared, &shared, ROUNDING);
+
+        self.gpu.until(if rows == 1 { "moe_down" } else { "moe_sum" });
+        let mut expected = x;
+        let (routed, shared) = (&found_routed, &found_shared);
+        moe_down::reference(moe, &layer.moe, routed, shared, &choices, &factors, &mut expected);
+        self.compare("moe_down", &self.gpu.x(), &expected, ROUNDING);
+    }
+}

@@ -1,0 +1,279 @@
+//! An emulated GPU whose passes are run stage by stage, with what lies in its memory read back.
+
+use std::ops::Range;
+use std::time::Duration;
+
+use half::f16;
+use lily_gpu::layout::{KV_ELEMENT_BYTES, PAGE_TOKENS};
+use lily_gpu::step::{self, Segment, StepLayout};
+use lily_metal::device::{Buffer, Completion, Device, Dispatch, Pass};
+use lily_metal::emulator::{Emulator, Options};
+use lily_metal::program::{self, Programs, StepPlace};
+use lily_metal::reach::Reach;
+use lily_metal::sequence::Frozen;
+use lily_metal::slot::Slot;
+use lily_metal::store::Store;
+use lily_metal::weights;
+use lily_model::geometry::{Geometry, LayerKind};
+use lily_model::weights::Weights;
+
+/// A sequence's part in the traced pass.
+pub struct Part {
+    sequence: Frozen,
+    /// Tokens that it had seen.
+    pub position: usize,
+    /// Tokens that the pass adds.
+    pub tokens: Vec<u32>,
+}
+
+/// Keys and values of one layer, `[kv_heads, positions, head_dim]` each.
+pub struct Cache {
+    /// Positions that there is room for.
+    pub positions: usize,
+    /// Keys.
+    pub keys: Vec<f32>,
+    /// Values.
+    pub values: Vec<f32>,
+}
+
+/// Recurrent matrices and tail of a layer.
+pub type State = (Vec<f32>, Vec<f32>);
+
+/// See the module's page.
+pub struct Gpu {
+    device: Emulator,
+    programs: Programs<Emulator>,
+    geometry: Geometry,
+    store: Store<Emulator>,
+    slot: Slot<Emulator>,
+    /// The sequences of the traced pass.
+    pub parts: Vec<Part>,
+    /// Dispatches of it that have run.
+    done: usize,
+}
+
+impl Gpu {
+    /// A GPU with `weights`. Contexts of more than `short` tokens get attention's layout for long ones.
+    pub fn new(weights: &Weights, seed: u64, short: usize, context: usize) -> Gpu {
+        let device = Emulator::new(Options { seed, tracked: true }).unwrap();
+        let plans = program::plans(weights, device.info(), short);
+        let loaded = weights::load(&device, weights, &plans[0].1).unwrap();
+        let programs = Programs::new(&device, &weights.geometry, plans, loaded).unwrap();
+        let store = Store::new(&device, &weights.geometry, u64::MAX).unwrap();
+        let slot = Slot::new(&device, context).unwrap();
+        let geometry = weights.geometry.clone();
+        Gpu { device, programs, geometry, store, slot, parts: Vec::new(), done: 0 }
+    }
+
+    /// A sequence that is to take `tokens` after `seen` others, of which nobody knows more than a state and a cache of
+    /// `random` numbers.
+    pub fn sequence(&mut self, seen: usize, tokens: &[u32], random: &mut Random) -> Part {
+        let mut sequence = Frozen::empty(&mut self.store).unwrap();
+        sequence.reserve(&mut self.store, seen + tokens.len()).unwrap();
+        self.submit(&[]);
+        let pools = self.store.pools();
+        if seen > 0 {
+            let floats = self.store.state.bytes() / size_of::<f32>();
+            let state: Vec<u8> = (0..floats).flat_map(|_| (0.1 * random.normal()).to_le_bytes()).collect();
+            pools.states.write(sequence.state().number() as usize * self.store.state.bytes(), &state);
+        }
+        let bytes = self.store.kv.page_bytes();
+        let per_part = PAGE_TOKENS * self.geometry.attention.head_dim;
+        for (index, page) in sequence.pages().enumerate() {
+            // Positions of this page that were seen; the others stay zero.
+            let known = seen.saturating_sub(index * PAGE_TOKENS).min(PAGE_TOKENS);
+            let mut halves = vec![f16::ZERO; bytes / KV_ELEMENT_BYTES];
+            for part in halves.chunks_exact_mut(2 * per_part) {
+                let (keys, values) = part.split_at_mut(per_part);
+                keys[..known * self.geometry.attention.head_dim].fill_with(|| f16::from_f32(random.normal()));
+                for positions in values.chunks_exact_mut(PAGE_TOKENS) {
+                    positions[..known].fill_with(|| f16::from_f32(random.normal()));
+                }
+            }
+            let halves: Vec<u8> = halves.iter().flat_map(|half| half.to_le_bytes()).collect();
+            pools.pages.write(page as usize * bytes, &halves);
+        }
+        sequence.length = seen;
+        Part { sequence, position: seen, tokens: tokens.to_vec() }
+    }
+
+    /// Says what the next pass works on: all rows of `parts` go through the head.
+    pub fn begin(&mut self, parts: Vec<Part>) {
+        self.parts = parts;
+        self.done = 0;
+        let (mut tables, mut firsts) = (Vec::new(), Vec::new());
+        for part in &self.parts {
+            firsts.push(tables.len() as u64);
+            tables.extend(part.sequence.pages());
+        }
+        let segments: Vec<Segment<'_>> = self
+            .parts
+            .iter()
+            .zip(firsts)
+            .map(|(part, pages)| Segment {
+                tokens: &part.tokens,
+                position: part.position as u32,
+                state: u64::from(part.sequence.state().number()),
+                pages,
+                sampled: u64::from(part.sequence.state().token()),
+            })
+            .collect();
+        let mut block = vec![0; StepLayout::BYTES];
+        step::write(&mut block, &segments, &(0..self.rows() as u32).collect::<Vec<_>>());
+        self.slot.write(&block, &tables);
+    }
+
+    /// Rows of the pass.
+    pub fn rows(&self) -> usize {
+        self.parts.iter().map(|part| part.tokens.len()).sum()
+    }
+
+    /// Rows of each part.
+    pub fn ranges(&self) -> Vec<Range<usize>> {
+        let mut end = 0;
+        let ranges = self.parts.iter().map(|part| {
+            end += part.tokens.len();
+            end - part.tokens.len()..end
+        });
+        ranges.collect()
+    }
+
+    /// Runs the pass up to and with the next dispatch of `kernel`, whatever its name ends in.
+    pub fn until(&mut self, kernel: &str) {
+        let context = self.parts.iter().map(|part| part.position + part.tokens.len()).max().unwrap();
+        let rows = self.rows();
+        let plan = self.programs.plan(rows, context);
+        let plain = |name: &'static str| name.trim_end_matches("_batch").trim_end_matches("_long");
+        let more = plan.dispatches[self.done..].iter().position(|dispatch| plain(dispatch.kernel) == kernel);
+        let end = self.done + more.unwrap_or_else(|| panic!("{kernel} is not ahead")) + 1;
+        let mut reach = Reach::default();
+        for part in &self.parts {
+            reach.add(&self.store, &part.sequence, part.tokens.len());
+        }
+        let place = StepPlace { number: 0, slot: &self.slot, store: &self.store, reach: &reach };
+        let dispatches = self.programs.dispatches(rows, context, &place).unwrap();
+        // What ran before needs no edge any more.
+        let part: Vec<Dispatch<Emulator>> = dispatches[self.done..end]
+            .iter()
+            .cloned()
+            .map(|mut dispatch| {
+                dispatch.waits_for =
+                    dispatch.waits_for.iter().filter_map(|at| at.checked_sub(self.done)).collect();
+                dispatch
+            })
+            .collect();
+        self.done = end;
+        self.submit(&part);
+    }
+
+    fn submit(&mut self, dispatches: &[Dispatch<Emulator>]) {
+        let pass = Pass { label: "part of a pass", before: self.store.pending(), dispatches, after: &[] };
+        let completion = self.device.submit(&pass).unwrap();
+        self.store.submitted();
+        completion.wait(Duration::MAX).unwrap_or_else(|error| panic!("{error}"));
+    }
+
+    fn bytes(&self, buffer: &<Emulator as Device>::Buffer, offset: usize, bytes: usize) -> Vec<u8> {
+        let mut copy = vec![0; bytes];
+        buffer.read(offset, &mut copy);
+        copy
+    }
+
+    fn floats_at(&self, buffer: &<Emulator as Device>::Buffer, first: usize, count: usize) -> Vec<f32> {
+        let bytes = self.bytes(buffer, first * 4, count * 4);
+        bytes.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()
+    }
+
+    /// The first `count` words of a buffer of the plan.
+    pub fn words(&self, name: &str, count: usize) -> Vec<u32> {
+        let (buffer, offset) =
+            self.slot.place(name).or_else(|| Some((self.programs.workspace(name)?, 0))).unwrap();
+        let bytes = self.bytes(buffer, offset, count * 4);
+        bytes.as_chunks::<4>().0.iter().map(|bytes| u32::from_le_bytes(*bytes)).collect()
+    }
+
+    /// The first `count` numbers of a buffer of the plan.
+    pub fn floats(&self, name: &str, count: usize) -> Vec<f32> {
+        self.words(name, count).into_iter().map(f32::from_bits).collect()
+    }
+
+    /// The residual stream.
+    pub fn x(&self) -> Vec<f32> {
+        self.floats("x", self.rows() * self.geometry.hidden)
+    }
+
+    /// Where a layer stands among those of its kind.
+    fn ordinal(&self, index: usize) -> usize {
+        let layers = &self.geometry.layers;
+        layers[..index].iter().filter(|&&kind| kind == layers[index]).count()
+    }
+
+    /// Recurrent matrices and tail of a layer, of each part.
+    pub fn states(&self, index: usize) -> Vec<State> {
+        let delta = &self.geometry.delta;
+        let (matrices, tail) = (delta.state_elements(), delta.conv_tail_elements());
+        let layers = self.geometry.count(LayerKind::Delta);
+        let ordinal = self.ordinal(index);
+        let pool = self.store.pools().states;
+        let state = |part: &Part| {
+            let start = part.sequence.state().number() as usize * self.store.state.bytes() / 4;
+            (
+                self.floats_at(&pool, start + ordinal * matrices, matrices),
+                self.floats_at(&pool, start + layers * matrices + ordinal * tail, tail),
+            )
+        };
+        self.parts.iter().map(state).collect()
+    }
+
+    /// A layer's cache of a part, with what the pass wrote.
+    pub fn cache(&self, part: &Part, index: usize) -> Cache {
+        let (kv_heads, dim) = (self.geometry.attention.kv_heads, self.geometry.attention.head_dim);
+        let positions = part.sequence.pages().len() * PAGE_TOKENS;
+        let half = PAGE_TOKENS * dim;
+        let mut cache = Cache {
+            positions,
+            keys: vec![0.0; kv_heads * positions * dim],
+            values: vec![0.0; kv_heads * positions * dim],
+        };
+        let pool = self.store.pools().pages;
+        let layer_bytes = kv_heads * 2 * half * KV_ELEMENT_BYTES;
+        for (page, number) in part.sequence.pages().enumerate() {
+            let start = number as usize * self.store.kv.page_bytes() + self.ordinal(index) * layer_bytes;
+            let bytes = self.bytes(&pool, start, layer_bytes);
+            let stored: Vec<f32> =
+                bytes.as_chunks::<2>().0.iter().map(|bytes| f16::from_le_bytes(*bytes).to_f32()).collect();
+            for (head, stored) in stored.chunks_exact(2 * half).enumerate() {
+                let (keys, values) = stored.split_at(half);
+                let at = (head * positions + page * PAGE_TOKENS) * dim;
+                cache.keys[at..at + half].copy_from_slice(keys);
+                for (element, row) in values.chunks_exact(PAGE_TOKENS).enumerate() {
+                    for (position, value) in row.iter().enumerate() {
+                        cache.values[at + position * dim + element] = *value;
+                    }
+                }
+            }
+        }
+        cache
+    }
+}
+
+/// Numbers that look random and are the same every time.
+pub struct Random(pub u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        // splitmix64.
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// Nearly normal, with a deviation of one: the sum of four uniform numbers.
+    pub fn normal(&mut self) -> f32 {
+        let bits = self.next();
+        let sum: u32 = (0..4).map(|part| (bits >> (16 * part)) as u32 & 0xffff).sum();
+        (sum as f32 / 65536.0 - 2.0) * 1.732
+    }
+}

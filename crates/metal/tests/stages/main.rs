@@ -1,0 +1,113 @@
+//! Every kernel computes what the plain f32 form of its stage computes, in any order of its threads, and touches nothing
+//! that its plan does not name: the emulator's detectors are on.
+
+#![cfg(target_os = "linux")]
+
+mod compare;
+mod gpu;
+
+use gpu::{Gpu, Random};
+use lily_model::checkpoint::Checkpoint;
+use lily_model::geometry::{Geometry, LayerKind};
+use lily_model::synth;
+use lily_model::weights::Weights;
+
+/// Tokens that a sequence has seen, and those that the pass adds.
+type Seen = (usize, usize);
+
+/// Sequences of a pass: a token alone, several, and prompts among them; positions at both ends of a page.
+const CASES: [(&str, &[Seen]); 4] = [
+    ("a token in the second page", &[(100, 1)]),
+    ("prompts and a sequence", &[(1, 3), (64, 1), (62, 5)]),
+    ("a first token", &[(0, 1)]),
+    ("five sequences", &[(0, 1), (3, 1), (63, 1), (64, 1), (130, 1)]),
+];
+/// As far as attention's short layout goes.
+const SHORT: usize = 4096;
+/// The most positions of a sequence here.
+const CONTEXT: usize = 1 << 15;
+
+fn demo() -> Weights {
+    Checkpoint::demo().and_then(|demo| demo.weights()).unwrap()
+}
+
+/// Two layers with the full model's widths of everything that a kernel divides among lanes and threadgroups.
+fn wide() -> (Weights, tempfile::TempDir) {
+    let mut geometry = Geometry::qwen3_6_35b_a3b();
+    geometry.layers = vec![LayerKind::Delta, LayerKind::Attention];
+    geometry.vocab = 4096;
+    geometry.moe.experts = 48;
+    (geometry.delta.key_heads, geometry.delta.value_heads) = (8, 32);
+    let dir = tempfile::tempdir().unwrap();
+    synth::write(dir.path(), &geometry, 1, &|_, _| {}).unwrap();
+    (Checkpoint::open(dir.path()).and_then(|random| random.weights()).unwrap(), dir)
+}
+
+fn token(index: usize, vocab: usize) -> u32 {
+    ((index * 7919 + 13) % vocab) as u32
+}
+
+/// Tells `gpu` of a pass.
+fn begin(gpu: &mut Gpu, weights: &Weights, parts: &[Seen]) {
+    let mut random = Random(7);
+    let parts = parts.iter().map(|&(seen, more)| {
+        let tokens: Vec<u32> = (seen..seen + more).map(|i| token(i, weights.geometry.vocab)).collect();
+        gpu.sequence(seen, &tokens, &mut random)
+    });
+    let parts = parts.collect();
+    gpu.begin(parts);
+}
+
+fn check(weights: &Weights, seed: u64, short: usize, cases: &[(&str, &[Seen])]) {
+    for (case, parts) in cases {
+        let mut gpu = Gpu::new(weights, seed, short, CONTEXT);
+        begin(&mut gpu, weights, parts);
+        compare::stages(&mut gpu, weights, &format!("{case}, seed {seed}"));
+    }
+}
+
+#[test]
+fn every_stage_of_the_demo_is_the_plain_one_under_three_seeds() {
+    for seed in [1, 2, 3] {
+        check(&demo(), seed, SHORT, &CASES[..2]);
+    }
+    check(&demo(), 4, SHORT, &CASES[2..]);
+}
+
+#[test]
+fn so_is_every_stage_with_the_full_models_widths() {
+    let (weights, _dir) = wide();
+    let cases: [(&str, &[Seen]); 2] = [("a token", &[(100, 1)]), ("over the end of a page", &[(63, 2)])];
+    check(&weights, 5, SHORT, &cases);
+}
+
+#[test]
+fn attention_over_a_long_context_is_the_plain_one() {
+    // Spans of five pages, of which one SIMD-group has two; and of two, beside a context that is short.
+    let cases: [(&str, &[Seen]); 2] =
+        [("20,001 positions", &[(20_000, 1)]), ("long and short", &[(4160, 2), (70, 1)])];
+    check(&demo(), 6, SHORT, &cases);
+}
+
+/// What a pass leaves, to the bit: logits of all rows, and states of all layers.
+fn results(weights: &Weights, short: usize, parts: &[Seen], seed: u64) -> (Vec<f32>, Vec<gpu::State>) {
+    let mut gpu = Gpu::new(weights, seed, short, CONTEXT);
+    begin(&mut gpu, weights, parts);
+    gpu.until("sample");
+    let states = (0..weights.layers.len())
+        .filter(|&index| weights.geometry.layers[index] == LayerKind::Delta)
+        .flat_map(|index| gpu.states(index))
+        .collect();
+    (gpu.floats("logits", gpu.rows() * weights.geometry.vocab), states)
+}
+
+#[test]
+fn a_row_has_the_same_bits_alone_in_a_batch_and_with_either_layout() {
+    let weights = demo();
+    let alone = results(&weights, SHORT, &[(100, 1)], 6);
+    let (logits, states) = results(&weights, SHORT, &[(100, 1), (9, 2), (64, 1), (65, 1)], 7);
+    assert_eq!(alone.0, logits[..weights.geometry.vocab]);
+    assert!(alone.1.iter().zip(states.chunks_exact(4)).all(|(alone, all)| *alone == all[0]));
+    // A plan that has the long layout for everything.
+    assert_eq!(alone, results(&weights, 1, &[(100, 1)], 8));
+}
