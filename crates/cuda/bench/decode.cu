@@ -16,6 +16,8 @@
 #include <vector>
 #include "tiles.cuh"
 #include "choice.cuh"
+#include "delta.cuh"
+#include "attention.cuh"
 namespace s_embed {
 #include "embed.cu"
 }
@@ -169,6 +171,7 @@ static void set_step(int count, int position, int first_sequence = 0) {
 
 struct Options { bool pdl = true; int stages = 1, prefetch = 10, warm = 300, carveout = 100; std::string skip, only; } options;
 static std::vector<std::string> names;  // of the kernels launched since it was cleared
+static std::function<void()> launched;  // called after each, where there is something to call
 static std::string stage_of(const std::string& name) { size_t i = name.find("_batch"); return i == std::string::npos ? name : name.substr(0, i); }
 template <class... A, class... B> void launch(const char* name, void (*f)(A...), dim3 grid, int threads, int shared, B... b) {
   if (stage_of(name) == options.skip || (!options.only.empty() && stage_of(name) != options.only)) return;
@@ -178,7 +181,7 @@ template <class... A, class... B> void launch(const char* name, void (*f)(A...),
   if (!allowed.count((void*)f) || most == 0) { CK(cudaFuncSetAttribute((void*)f, cudaFuncAttributePreferredSharedMemoryCarveout, options.carveout)); most = std::max(most, 1); }
   cudaLaunchConfig_t c{}; c.gridDim = grid; c.blockDim = threads; c.dynamicSmemBytes = shared; c.stream = stream;
   cudaLaunchAttribute at; at.id = cudaLaunchAttributeProgrammaticStreamSerialization; at.val.programmaticStreamSerializationAllowed = 1; c.attrs = &at; c.numAttrs = options.pdl;
-  CK(cudaLaunchKernelEx(&c, f, A(b)...)); names.push_back(name);
+  CK(cudaLaunchKernelEx(&c, f, A(b)...)); names.push_back(name); if (launched) launched();
 }
 // A kernel with the shape that its module exports; `rows` and `depth` are the grid's other sides.
 #define SHAPED(kernel, rows, depth, more, ...) do { static u32 shape[4]; if (!shape[0]) CK(cudaMemcpyFromSymbol(shape, kernel##_launch, 16)); \
@@ -219,6 +222,7 @@ static void run_step(bool batch, int R, u32 advance, const std::function<void(co
 }
 
 #include "reference.h"
+#include "prefill.h"
 
 // ---- times ---------------------------------------------------------------------------------------------------------------
 
@@ -310,6 +314,11 @@ int main(int argc, char** argv) {
     else if (a == "time") time_contexts();
     else if (a == "batch") time_batches();
     else if (a == "sweep") sweep();
+    else if (a == "prefill-check") check_prefills();
+    else if (a == "prefill-time") time_prefill({512, 4096, 32768}, 4096);
+    else if (a == "prefill-prof") { make_sequences(1, 3072, 1100); set_prompt(1024, 3072); for (int i : {0, 3}) prefill_layer(i, 1024, nullptr); CK(cudaStreamSynchronize(stream)); }
+    else if (a == "prefill-long") time_prefill({131072}, 4096);
+    else if (a == "prefill-stages") { time_prefill_stages(512, 0); time_prefill_stages(4096, 0); time_prefill_stages(4096, 28672); }
 #ifdef STAMPS
     else if (a == "stamps") { make_sequences(1, 256, 8); set_step(1, 256); stamps(false, 1); }
     else if (!strncmp(argv[i], "stamps", 6)) { const int R = atoi(argv[i] + 6); make_sequences(R, 1024, 8); set_step(R, 1024); stamps(true, R); }

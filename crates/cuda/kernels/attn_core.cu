@@ -6,85 +6,23 @@
 // Reads 2 KB a position of context; pages are on their way to shared memory before the wait, `stages` of them deep.
 // Reached: 4.5 us at 256 positions (bytes need 0.1), 4 TB/s at 128K; attn_merge 2.2 us.
 //
-// A page is multiplied on the tensor cores: scores are Q K^T with the eight queries as 16 rows, their f16 values and what
-// those leave out, so that they count as 22-bit numbers; the same for the weights in W V. Keys lie in shared memory as
-// in the page and values transposed, so both are right operands as they are; the order of positions in a tile is chosen so that
-// a lane's scores are the left operand of the second product without a shuffle. 16-byte units are swapped by the lowest bit of
-// their row, which keeps the eight lanes of a phase on different banks.
-#include "common.cuh"
+// A page is multiplied on the tensor cores: scores are Q K^T with the eight queries as the first rows of 16, then W V. Queries and
+// weights are f16, as keys and values are. Keys lie in shared memory as in the page and values transposed, so both are right
+// operands as they are; the order of positions in a tile is chosen so that a lane's scores are the left operand of the second
+// product without a shuffle. 16-byte units are swapped by the lowest bit of their row, which keeps the eight lanes of a phase on
+// different banks. attn_core_prefill adds in the same order.
+#include "attention.cuh"
 
 constexpr int THREADS = 128;
-constexpr int ROW_BYTES = HEAD_DIM * 2;                    // of keys, of queries
-constexpr int PART_BYTES = PAGE_TOKENS * ROW_BYTES;        // keys of a page; its values are as many
-constexpr int VALUE_ROW_BYTES = PAGE_TOKENS * 2;
-constexpr int STAGE_BYTES = 2 * PART_BYTES;
-constexpr int GROUP_HEADS = HEADS / KV_HEADS;              // eight
-constexpr int FIXED_BYTES = 2 * GROUP_HEADS * ROW_BYTES + THREADS * 16 + THREADS;  // of shared memory, beside the stages
-constexpr float SCORE_SCALE = 0.0625f * LOG2_E;            // 1 / sqrt(256), and scores in powers of two
-
-__device__ __forceinline__ int swap(int unit, int row) { return unit ^ (row & 1) << 2; }
-
-__device__ __forceinline__ u8* page_of(const Step* step, u32 segment, int page, u32 ordinal, int kv_head) {
-  const u64 base = ((const u64*)step->pages[segment])[page];
-  return (u8*)base + ((u64)ordinal * KV_HEADS + kv_head) * STAGE_BYTES;
-}
-
-// cos and sin of `position * frequency`, an angle rounded to f32 as the reference does, brought near zero exactly enough.
-__device__ __forceinline__ float2 turn_of(u32 position, float frequency) {
-  const float angle = __fmul_rn((float)position, frequency);
-  const double turns = (double)angle * 0.15915494309189533577;
-  const float rest = (float)((turns - rint(turns)) * 6.28318530717958647693);
-  return make_float2(__cosf(rest), __sinf(rest));
-}
-
-// RMS norm of a head whose dims `8 lane ..` each lane has, then rotary embedding of its first ROTARY_DIM.
-__device__ __forceinline__ void norm_and_turn(float (&v)[8], const float (&weight)[8], const float2 (&turns)[8], int lane) {
-  float sum = 0;
-#pragma unroll
-  for (int e = 0; e < 8; ++e) sum = __fmaf_rn(v[e], v[e], sum);
-  const float inverse = rsqrtf(lanes_sum<32>(sum) * (1.0f / HEAD_DIM) + RMS_EPS);
-#pragma unroll
-  for (int e = 0; e < 8; ++e) {
-    v[e] = __fmul_rn(__fmul_rn(v[e], inverse), weight[e]);
-    // Dim i of the lower half turns with dim i + ROTARY_DIM / 2, four lanes further.
-    const float other = __shfl_xor_sync(~0u, v[e], ROTARY_DIM / 16);
-    const float sign = lane < ROTARY_DIM / 16 ? -1.0f : 1.0f;
-    if (lane < ROTARY_DIM / 8) v[e] = __fmaf_rn(__fmul_rn(sign, other), turns[e].y, __fmul_rn(v[e], turns[e].x));
-  }
-}
-__device__ __forceinline__ void turns_of(u32 position, const float* inv_freq, int lane, float2 (&turns)[8]) {
-#pragma unroll
-  for (int e = 0; e < 8; ++e) turns[e] = make_float2(1, 0);
-  if (lane < ROTARY_DIM / 8) {
-#pragma unroll
-    for (int e = 0; e < 8; ++e) turns[e] = turn_of(position, inv_freq[lane % (ROTARY_DIM / 16) * 8 + e]);
-  }
-}
-__device__ __forceinline__ void load_head(const float* from, int lane, float (&v)[8]) {
-  const float4 a = *(const float4*)(from + lane * 8), b = *(const float4*)(from + lane * 8 + 4);
-  v[0] = a.x, v[1] = a.y, v[2] = a.z, v[3] = a.w, v[4] = b.x, v[5] = b.y, v[6] = b.z, v[7] = b.w;
-}
-__device__ __forceinline__ uint4 pack8(const float (&v)[8]) {
-  return make_uint4(pack_f16(to_f16(v[0]), to_f16(v[1])), pack_f16(to_f16(v[2]), to_f16(v[3])), pack_f16(to_f16(v[4]), to_f16(v[5])),
-                    pack_f16(to_f16(v[6]), to_f16(v[7])));
-}
-constexpr int FIRST_KEY = 2 * ATTN_WIDTH, FIRST_VALUE = FIRST_KEY + KV_HEADS * HEAD_DIM;
-
-// The new key of one KV head by one warp, and its place in the cache.
-__device__ __forceinline__ uint4 new_key(const float* in, const float (&weight)[8], const float2 (&turns)[8], int kv_head, int lane) {
-  float v[8];
-  load_head(in + FIRST_KEY + kv_head * HEAD_DIM, lane, v);
-  norm_and_turn(v, weight, turns, lane);
-  return pack8(v);
-}
+constexpr int FIXED_BYTES = GROUP_HEADS * ROW_BYTES + THREADS * 8 + THREADS;  // of shared memory, beside the stages
 
 template <bool FRESH>
 __device__ __forceinline__ void attend(const Step* step, const float* proj, const float* q_norm, const float* k_norm,
                                        const float* inv_freq, float* acc, float* sums, u32 ordinal, u32 stages) {
   extern __shared__ __align__(128) u8 shared[];
-  u8* queries = shared + stages * STAGE_BYTES;                       // [high, low][8 heads][256] f16
-  uint4* weights = (uint4*)(queries + 2 * GROUP_HEADS * ROW_BYTES);  // [4 warps][32 lanes]: left operands of W V
-  float* exchange = (float*)(weights + THREADS);                     // [4 warps][8 heads]
+  u8* queries = shared + stages * STAGE_BYTES;                   // [8 heads][256] f16
+  uint2* weights = (uint2*)(queries + GROUP_HEADS * ROW_BYTES);  // [4 warps][32 lanes]: left operands of W V
+  float* exchange = (float*)(weights + THREADS);                 // [4 warps][8 heads]
   launch_dependents();
   const u32 row = blockIdx.z;
   if (row >= step->rows) return wait_predecessors();
@@ -96,18 +34,8 @@ __device__ __forceinline__ void attend(const Step* step, const float* proj, cons
 
   auto fetch = [&](int page) {
     if (page < last) {
-      const u8* from = page_of(step, segment, page, ordinal, kv_head);
-      const u32 to = shared_address(shared) + (page - first) % stages * STAGE_BYTES;
-#pragma unroll 4
-      for (int i = thread; i < PART_BYTES / 16; i += THREADS) {
-        const int row_of = i / (ROW_BYTES / 16), unit = i % (ROW_BYTES / 16);
-        copy16(to + row_of * ROW_BYTES + swap(unit, row_of) * 16, from + i * 16);
-      }
-#pragma unroll 4
-      for (int i = thread; i < PART_BYTES / 16; i += THREADS) {
-        const int row_of = i / (VALUE_ROW_BYTES / 16), unit = i % (VALUE_ROW_BYTES / 16);
-        copy16(to + PART_BYTES + row_of * VALUE_ROW_BYTES + swap(unit, row_of) * 16, from + PART_BYTES + i * 16);
-      }
+      const u8* from = page_of(step->pages[segment], page, ordinal, kv_head);
+      fetch_page<THREADS>(shared_address(shared) + (page - first) % stages * STAGE_BYTES, from, thread);
     }
     copies_commit();
   };
@@ -124,17 +52,10 @@ __device__ __forceinline__ void attend(const Step* step, const float* proj, cons
 #pragma unroll
   for (int i = 0; i < GROUP_HEADS / 4; ++i) {
     const int head = warp * (GROUP_HEADS / 4) + i;
-    float v[8], rest[8];
+    float v[8];
     load_head(in + (kv_head * GROUP_HEADS + head) * 2 * HEAD_DIM, lane, v);
     norm_and_turn(v, q_weight, turns, lane);
-#pragma unroll
-    for (int e = 0; e < 8; ++e) {
-      v[e] *= SCORE_SCALE;
-      rest[e] = v[e] - from_f16(to_f16(v[e]));
-    }
-    const int at = head * ROW_BYTES + swap(lane, head) * 16;
-    *(uint4*)(queries + at) = pack8(v);
-    *(uint4*)(queries + GROUP_HEADS * ROW_BYTES + at) = pack8(rest);
+    *(uint4*)(queries + head * ROW_BYTES + swap(lane, head) * 16) = query8(v);
   }
   // The block whose span ends the context has the new position, and keeps a copy from the cache's hands.
   const bool newest = FRESH && last == pages;
@@ -142,7 +63,7 @@ __device__ __forceinline__ void attend(const Step* step, const float* proj, cons
   uint4 key;
   u16 value[2];
   if (newest) {
-    u8* page = page_of(step, segment, pages - 1, ordinal, kv_head);
+    u8* page = page_of(step->pages[segment], pages - 1, ordinal, kv_head);
     if (warp == 3) {
       key = new_key(in, k_weight, turns, kv_head, lane);
       *(uint4*)(page + slot * ROW_BYTES + lane * 16) = key;
@@ -157,7 +78,7 @@ __device__ __forceinline__ void attend(const Step* step, const float* proj, cons
   }
 
   const int half = warp / 2, part = warp % 2;  // this warp's scores: positions 32 half + 8 t + 4 part + 2 u + {0, 1}
-  float out[8][4] = {};                        // dims 64 warp + 8 n + 2 t + {0, 1} of head g: from high, from low weights
+  float out[8][4] = {};                        // dims 64 warp + 8 n + 2 t + {0, 1} of head g; rows 8 to 15 of the tile are empty
   float most = -infinity(), total = 0;
   for (int page = first; page < last; ++page) {
     u8* stage = shared + (page - first) % stages * STAGE_BYTES;
@@ -175,14 +96,13 @@ __device__ __forceinline__ void attend(const Step* step, const float* proj, cons
     float score[2][4] = {};
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      const int at = g * ROW_BYTES + swap(i * 4 + t, g) * 16;
-      const uint4 high = *(const uint4*)(queries + at), low = *(const uint4*)(queries + GROUP_HEADS * ROW_BYTES + at);
+      const uint4 q = *(const uint4*)(queries + g * ROW_BYTES + swap(i * 4 + t, g) * 16);
 #pragma unroll
       for (int u = 0; u < 2; ++u) {
         const int token = half * 32 + g / 2 * 8 + part * 4 + u * 2 + g % 2;
         const uint4 k = *(const uint4*)(stage + token * ROW_BYTES + swap(i * 4 + t, token) * 16);
-        mma_f16(score[u], high.x, low.x, high.y, low.y, k.x, k.y);
-        mma_f16(score[u], high.z, low.z, high.w, low.w, k.z, k.w);
+        mma_f16(score[u], q.x, 0, q.y, 0, k.x, k.y);
+        mma_f16(score[u], q.z, 0, q.w, 0, k.z, k.w);
       }
     }
     float s[2][2], best = -infinity();
@@ -191,7 +111,7 @@ __device__ __forceinline__ void attend(const Step* step, const float* proj, cons
 #pragma unroll
       for (int b = 0; b < 2; ++b) {
         const u32 at = page * PAGE_TOKENS + half * 32 + t * 8 + part * 4 + u * 2 + b;
-        s[u][b] = at <= position ? score[u][b] + score[u][b + 2] : -infinity();
+        s[u][b] = at <= position ? score[u][b] : -infinity();
         best = fmaxf(best, s[u][b]);
       }
     best = lanes_max<4>(best);
@@ -200,36 +120,29 @@ __device__ __forceinline__ void attend(const Step* step, const float* proj, cons
     const float before = most;
     most = fmaxf(fmaxf(fmaxf(exchange[g], exchange[8 + g]), fmaxf(exchange[16 + g], exchange[24 + g])), most);
     const float shrink = fast_exp2(before - most);
-    u32 packed[2][2];
-    total *= shrink;
+    u32 packed[2];
+    total = __fmul_rn(total, shrink);
 #pragma unroll
     for (int u = 0; u < 2; ++u) {
-      u16 high[2], low[2];
-#pragma unroll
-      for (int b = 0; b < 2; ++b) {
-        const float p = fast_exp2(s[u][b] - most);
-        total += p;
-        high[b] = to_f16(p);
-        low[b] = to_f16(p - from_f16(high[b]));
-      }
-      packed[u][0] = pack_f16(high[0], high[1]);
-      packed[u][1] = pack_f16(low[0], low[1]);
+      const float p0 = fast_exp2(s[u][0] - most), p1 = fast_exp2(s[u][1] - most);
+      total = __fadd_rn(__fadd_rn(total, p0), p1);
+      packed[u] = pack_f16(to_f16(p0), to_f16(p1));
     }
-    weights[thread] = make_uint4(packed[0][0], packed[0][1], packed[1][0], packed[1][1]);
+    weights[thread] = make_uint2(packed[0], packed[1]);
     __syncthreads();
 #pragma unroll
     for (int n = 0; n < 8; ++n)
 #pragma unroll
-      for (int c = 0; c < 4; ++c) out[n][c] *= shrink;
+      for (int c = 0; c < 2; ++c) out[n][c] *= shrink;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const uint4 w0 = weights[(h * 2) * 32 + lane], w1 = weights[(h * 2 + 1) * 32 + lane];
+      const uint2 w0 = weights[(h * 2) * 32 + lane], w1 = weights[(h * 2 + 1) * 32 + lane];
 #pragma unroll
       for (int n = 0; n < 8; ++n) {
         const int dim = warp * 64 + n * 8 + g;
         const uint4 v = *(const uint4*)(stage + PART_BYTES + dim * VALUE_ROW_BYTES + swap(h * 4 + t, dim) * 16);
-        mma_f16(out[n], w0.x, w0.y, w0.z, w0.w, v.x, v.y);
-        mma_f16(out[n], w1.x, w1.y, w1.z, w1.w, v.z, v.w);
+        mma_f16(out[n], w0.x, 0, w0.y, 0, v.x, v.y);
+        mma_f16(out[n], w1.x, 0, w1.y, 0, v.z, v.w);
       }
     }
     __syncthreads();
@@ -245,7 +158,7 @@ __device__ __forceinline__ void attend(const Step* step, const float* proj, cons
   }
 #pragma unroll
   for (int n = 0; n < 8; ++n) {
-    *(float2*)(acc + span * HEAD_DIM + warp * 64 + n * 8 + t * 2) = make_float2(out[n][0] + out[n][2], out[n][1] + out[n][3]);
+    *(float2*)(acc + span * HEAD_DIM + warp * 64 + n * 8 + t * 2) = make_float2(out[n][0], out[n][1]);
   }
 }
 
@@ -273,7 +186,7 @@ extern "C" __global__ void __launch_bounds__(HEAD_DIM)
   if (row >= step->rows) return wait_predecessors();
   const u32 position = step->position[row];
   const int kv_head = blockIdx.x, lane = threadIdx.x % 32, slot = position % PAGE_TOKENS;
-  u8* page = page_of(step, step->segment[row], position / PAGE_TOKENS, ordinal, kv_head);
+  u8* page = page_of(step->pages[step->segment[row]], position / PAGE_TOKENS, ordinal, kv_head);
   float2 turns[8];
   turns_of(position, inv_freq, lane, turns);
   float weight[8];
@@ -301,14 +214,12 @@ extern "C" __global__ void __launch_bounds__(HEAD_DIM)
   if (dim < spans) parts[dim] = *(const float2*)(sums + (span + dim) * 2);
   const float* at = acc + span * HEAD_DIM + dim;
   __syncthreads();
-  float most = -infinity();
-  for (int i = 0; i < spans; ++i) most = fmaxf(most, parts[i].x);
-  float sum = 0, total = 0;
+  float sum = 0, total = 0, most = -infinity();
 #pragma unroll 8
   for (int i = 0; i < spans; ++i) {
-    const float w = fast_exp2(parts[i].x - most);
-    sum = __fmaf_rn(w, at[i * HEAD_DIM], sum);
-    total = __fmaf_rn(w, parts[i].y, total);
+    const Shares shares = join(most, parts[i].x);
+    sum = joined(shares, sum, at[i * HEAD_DIM]);
+    total = joined(shares, total, parts[i].y);
   }
   mixed[(u64)row * ATTN_WIDTH + head * HEAD_DIM + dim] = __fdividef(sum, total) * sigmoid(gate);
 }

@@ -5,13 +5,7 @@
 // thread each) and its own 32 of v. Full geometry, one row: 128 blocks.
 // Reads and writes 2.1 MB of state each way: 0.9 us at 4.6 TB/s. Reached: 2.8 us. Rows of a segment are taken in order, so that
 // a prompt can come through in pieces; states stay in registers between them.
-#include "common.cuh"
-
-constexpr int QUARTER = VALUE_DIM / 4;
-constexpr int TAIL = CONV_WIDTH - 1;
-constexpr float L2_EPS = 1e-6f;
-
-__device__ __forceinline__ float softplus(float x) { return x > 20.0f ? x : log1pf(expf(x)); }
+#include "delta.cuh"
 
 LAUNCH(delta_core, 4 * VALUE_HEADS, 256, 0)
 extern "C" __global__ void __launch_bounds__(256)
@@ -29,7 +23,7 @@ extern "C" __global__ void __launch_bounds__(256)
   const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
   const int state_row = thread / 8, piece = thread % 8;
   float* states = (float*)step->state[segment];
-  const float* tails = states + (u64)DELTA_LAYERS * VALUE_HEADS * VALUE_DIM * KEY_DIM + (u64)ordinal * TAIL * CHANNELS;
+  const float* tails = states + STATES + (u64)ordinal * TAIL * CHANNELS;
   float4* at = (float4*)(states + (((u64)ordinal * VALUE_HEADS + head) * VALUE_DIM + quarter * QUARTER + state_row) * KEY_DIM) + piece;
   float4 state[4];
 #pragma unroll
@@ -63,45 +57,27 @@ extern "C" __global__ void __launch_bounds__(256)
     if (warp == 0) value_newest = in[value_channel];
     if (warp == 1 && lane == 0) {
       const float b = in[CHANNELS + VALUE_WIDTH + head], a = in[CHANNELS + VALUE_WIDTH + VALUE_HEADS + head];
-      gates[turn] = make_float2(expf(keep_rate * softplus(a + bias)), sigmoid(b));
+      gates[turn] = gates_of(a, b, keep_rate, bias);
     }
-    auto convolve = [](const float4& taps, float(&past)[TAIL], float now) {
-      const float sum = taps.x * past[0] + taps.y * past[1] + taps.z * past[2] + taps.w * now;
-      past[0] = past[1], past[1] = past[2], past[2] = now;
-      return silu(sum);
-    };
     const float mixed_key = convolve(key_taps, key_past, newest);
     keys[turn][thread / KEY_DIM][thread % KEY_DIM] = mixed_key;
-    const float square = lanes_sum<32>(mixed_key * mixed_key);
+    const float square = lanes_sum<32>(square_of(mixed_key));
     if (lane == 0) lengths[turn][warp] = square;
     if (warp == 0) values[turn][lane] = convolve(value_taps, value_past, value_newest);
     __syncthreads();
 
-    const float* l = lengths[turn];
-    const float query_scale = rsqrtf((l[0] + l[1]) + (l[2] + l[3]) + L2_EPS) * rsqrtf((float)KEY_DIM);
-    const float key_scale = rsqrtf((l[4] + l[5]) + (l[6] + l[7]) + L2_EPS);
-    const float2 gate = gates[turn];
-    float4 key[4];
-    float recalled = 0;
+    const float query_scale = query_scale_of(lengths[turn]), key_scale = length_scale(lengths[turn] + 4);
+    float4 key[4], query[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
+      query[i] = *(const float4*)&keys[turn][0][i * 32 + piece * 4];
       key[i] = *(const float4*)&keys[turn][1][i * 32 + piece * 4];
-      key[i].x *= key_scale, key[i].y *= key_scale, key[i].z *= key_scale, key[i].w *= key_scale;
-      state[i].x *= gate.x, state[i].y *= gate.x, state[i].z *= gate.x, state[i].w *= gate.x;
-      recalled += state[i].x * key[i].x + state[i].y * key[i].y + state[i].z * key[i].z + state[i].w * key[i].w;
+      key[i].x = __fmul_rn(key[i].x, key_scale), key[i].y = __fmul_rn(key[i].y, key_scale);
+      key[i].z = __fmul_rn(key[i].z, key_scale), key[i].w = __fmul_rn(key[i].w, key_scale);
     }
-    recalled = lanes_sum<8>(recalled);
-    const float delta = (values[turn][state_row] - recalled) * gate.y;
-    float out = 0;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float4 query = *(const float4*)&keys[turn][0][i * 32 + piece * 4];
-      state[i].x += delta * key[i].x, state[i].y += delta * key[i].y, state[i].z += delta * key[i].z, state[i].w += delta * key[i].w;
-      out += state[i].x * query.x + state[i].y * query.y + state[i].z * query.z + state[i].w * query.w;
-    }
-    out = lanes_sum<8>(out) * query_scale;
-    if (piece == 0) mixed[(u64)row * VALUE_WIDTH + head * VALUE_DIM + quarter * QUARTER + state_row] = out * weight * silu(z);
-    float total = out * out;
+    const float out = __fmul_rn(recur(state, key, query, values[turn][state_row], gates[turn]), query_scale);
+    if (piece == 0) mixed[(u64)row * VALUE_WIDTH + head * VALUE_DIM + quarter * QUARTER + state_row] = gated(out, weight, z);
+    float total = square_of(out);
     total += __shfl_xor_sync(~0u, total, 8);
     total += __shfl_xor_sync(~0u, total, 16);
     if (lane == 0) outs[turn][warp] = total;

@@ -30,7 +30,7 @@ template <int ROWS> __device__ __forceinline__ void pack(const u8* shared, int r
     if (threadIdx.x == 0) {
       float total = squares[row];
       for (int c = 1; c < HIDDEN_CHUNKS; ++c) total += squares[c * ROWS + row];
-      *(float*)(packed + PACKED_INVERSE) = rsqrtf(total * (1.0f / HIDDEN) + RMS_EPS);
+      *(float*)(packed + PACKED_INVERSE) = rsqrtf(__fmaf_rn(total, 1.0f / HIDDEN, RMS_EPS));
     }
   }
 }

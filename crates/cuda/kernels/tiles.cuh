@@ -324,7 +324,7 @@ __device__ __forceinline__ void project(u8* shared, const u8* matrix, int first,
         float total = squares[result_row];
 #pragma unroll
         for (int c = 1; c < CHUNKS; ++c) total += squares[c * ROWS + result_row];
-        inverse = rsqrtf(total * (1.0f / S::K) + RMS_EPS);
+        inverse = rsqrtf(__fmaf_rn(total, 1.0f / S::K, RMS_EPS));
       }
 #pragma unroll 1
       for (int o = threadIdx.x; o < wave * TILE * ROWS; o += S::WARPS * 32) {

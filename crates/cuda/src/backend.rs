@@ -6,8 +6,9 @@
 //! that it begins with lies on the card by then. What a step reads and writes in the host's memory is a slot of its
 //! own until it is collected.
 //!
-//! A prompt goes through the same kernels as decode, [`MAX_ROWS`] tokens a step. A row's numbers do not depend on
-//! what it shares a step with, so neither do they on how a prompt is cut.
+//! A prompt goes through programs of its own, thousands of tokens a pass; its last token, and what is too short for
+//! them, through the kernels of decode, [`MAX_ROWS`] tokens a step. Both compute the same bits for a token, whatever it
+//! shares a pass with, so they do not depend on how a prompt is cut.
 
 mod turns;
 
@@ -23,6 +24,7 @@ use lily_engine::meter::Meter;
 use lily_engine::sampler::SamplerState;
 use lily_gpu::decode::MAX_ROWS;
 use lily_gpu::layout::PAGE_TOKENS;
+use lily_gpu::prompt::{self, PromptLayout};
 use lily_gpu::step::{self, LAST_SAMPLED, Segment, StepLayout};
 use lily_model::geometry::Geometry;
 use lily_model::weights::Weights;
@@ -74,9 +76,13 @@ pub struct CudaBackend {
 /// What one step reads and writes of the host's memory: the step block, the sampled tokens, logits.
 struct Slot {
     pinned: Pinned,
+    /// A prompt block, for passes over prompts.
+    prompt: Option<Pinned>,
     logits: Option<Pinned>,
 }
 
+/// Tokens of a prompt from which on it goes through its own program: fewer are done sooner by steps of decode.
+const FEWEST: usize = 48;
 /// Bytes of a slot before the sampled tokens.
 const TOKENS_AT: usize = StepLayout::BYTES;
 const SLOT_BYTES: usize = TOKENS_AT + MAX_ROWS * size_of::<u32>();
@@ -135,14 +141,23 @@ impl CudaBackend {
         let unlimited = Store::new(&gpu, geometry, usize::MAX);
         let free = gpu.free_memory()?;
         let context = options.context.within(geometry.max_context);
-        let memory_plan = MemoryPlan::new(&gpu.card, &plans, &unlimited, context, free, options.state_bytes)?;
+        let prompt_plans = program::prompt_plans(weights, MemoryPlan::prompt_room(&plans[0].1, free));
+        let memory_plan = MemoryPlan::new(
+            &gpu.card,
+            &plans,
+            &prompt_plans,
+            &unlimited,
+            context,
+            free,
+            options.state_bytes,
+        )?;
 
         let chip = gpu.card.chip();
         let machine = format!("{}, driver {}", gpu.card.name, gpu.card.driver);
-        let cubins = compile::all_stages(geometry, &chip, &machine, &options.cache)?;
+        let cubins = compile::all_files(geometry, &chip, &machine, &options.cache)?;
         let widest = &plans.last().expect("there is a plan for every bucket").1;
         let loaded = weights::load(&gpu, weights, widest, progress)?;
-        let programs = Programs::new(&gpu, plans, &cubins, &loaded)?;
+        let programs = Programs::new(&gpu, plans, prompt_plans, &cubins, &loaded)?;
         gpu.synchronize()?;
         let limit = usize::try_from(memory_plan.state).unwrap_or(usize::MAX);
         Ok(CudaBackend {
@@ -203,7 +218,7 @@ impl CudaBackend {
     fn slot(&mut self, logit_rows: usize) -> Result<Slot, BackendError> {
         let mut slot = match self.free_slots.pop() {
             Some(slot) => slot,
-            None => Slot { pinned: self.store.gpu.pinned(SLOT_BYTES)?, logits: None },
+            None => Slot { pinned: self.store.gpu.pinned(SLOT_BYTES)?, prompt: None, logits: None },
         };
         let bytes = logit_rows * self.geometry.vocab * size_of::<f32>();
         if slot.logits.as_ref().map_or(0, |logits| logits.bytes().len()) < bytes {
@@ -285,10 +300,43 @@ impl CudaBackend {
         Ok(Ticket(id))
     }
 
+    /// Enqueues a pass over a part of a prompt, as many tokens as its program takes, and advances the sequence.
+    fn enqueue_prompt(&mut self, id: SequenceId, tokens: &[u32]) -> Result<Slot, BackendError> {
+        self.ring.forget();
+        let mut slot = self.slot(0)?;
+        let gpu = &self.store.gpu;
+        let bytes = PromptLayout::bytes(self.programs.prompt_rows());
+        let mut pinned = match slot.prompt.take() {
+            Some(pinned) => pinned,
+            None => gpu.pinned(bytes)?,
+        };
+        let block = self.address("prompt")?;
+        let graph = self.programs.prompt_graph(tokens.len());
+        let graph = graph.ok_or_else(|| BackendError::Device("no program takes such a prompt".to_owned()))?;
+        let sequence = self.sequences.get_mut(&id).ok_or_else(|| unknown_sequence(id))?;
+        let position = sequence.now.length as u32;
+        let said = prompt::write(pinned.bytes_mut(), tokens, position, sequence.state(), sequence.table());
+        gpu.upload(block, &pinned, 0, said)?;
+        // SAFETY: the block names the state, table and pages of an open sequence, which are freed in the order of the
+        // stream; the programs live as long as `self`.
+        unsafe { graph.launch()? };
+        sequence.now.length += tokens.len();
+        slot.prompt = Some(pinned);
+        Ok(slot)
+    }
+
     /// Enqueues a prompt, whose room is reserved.
-    fn prefill(&mut self, id: SequenceId, tokens: &[u32], want: Want) -> Result<Ticket, BackendError> {
+    fn prefill(&mut self, id: SequenceId, mut tokens: &[u32], want: Want) -> Result<Ticket, BackendError> {
         let (mut slots, mut all) = (Vec::new(), Vec::new());
         let all_logits = want == Want::AllLogits;
+        // The row that wants more than to advance the state goes through decode.
+        let kept = usize::from(want != Want::Nothing);
+        let most = if all_logits { 0 } else { self.programs.prompt_rows() };
+        while most > 0 && tokens.len() >= kept + FEWEST {
+            let (part, rest) = tokens.split_at((tokens.len() - kept).min(most));
+            slots.push(self.enqueue_prompt(id, part)?);
+            tokens = rest;
+        }
         let mut parts = tokens.chunks(MAX_ROWS).peekable();
         while let Some(part) = parts.next() {
             let last = parts.peek().is_none();

@@ -5,46 +5,44 @@ use std::ptr;
 use std::thread;
 
 use cudarc::nvrtc::sys;
-use lily_gpu::stage::Stage;
 use lily_model::geometry::Geometry;
 
 use crate::cache::Cache;
 use crate::error::CudaError;
-use crate::sources::{self, Chip};
+use crate::sources::{self, Chip, FILES, File};
 
-/// Machine code of one stage's kernels.
+/// Machine code of one file's kernels.
 pub struct Cubin {
-    /// The stage.
-    pub stage: Stage,
+    /// The file's name.
+    pub file: &'static str,
     /// A file for the driver's loader.
     pub bytes: Vec<u8>,
 }
 
-/// Compiles the kernels of all stages, those that `cache` does not have. `machine` names what the code depends on beside
+/// Compiles all files of kernels, those that `cache` does not have. `machine` names what the code depends on beside
 /// sources and flags: driver and card.
-pub fn all_stages(
+pub fn all_files(
     geometry: &Geometry,
     chip: &Chip,
     machine: &str,
     cache: &Cache,
 ) -> Result<Vec<Cubin>, CudaError> {
     let flags = sources::flags(geometry, chip);
-    // Stages are compiled beside each other: the compiler takes seconds for the larger ones.
+    // Files are compiled beside each other: the compiler takes seconds for the larger ones.
     thread::scope(|scope| {
-        let compiling: Vec<_> = Stage::ALL
-            .map(|stage| {
+        let compiling: Vec<_> = FILES
+            .map(|file| {
                 let flags = &flags;
                 scope.spawn(move || {
-                    let source = sources::source(stage);
                     let headers = sources::HEADERS.iter().flat_map(|(name, text)| [*name, *text]);
-                    let parts = headers.chain([source, machine]).chain(flags.iter().map(String::as_str));
+                    let parts = headers.chain([file.text, machine]).chain(flags.iter().map(String::as_str));
                     let key = Cache::key(parts);
-                    if let Some(bytes) = cache.get(stage.name(), &key) {
-                        return Ok(Cubin { stage, bytes });
+                    if let Some(bytes) = cache.get(file.name, &key) {
+                        return Ok(Cubin { file: file.name, bytes });
                     }
-                    let (bytes, _) = compile(stage, &chip.architecture, flags)?;
-                    cache.put(stage.name(), &key, &bytes);
-                    Ok(Cubin { stage, bytes })
+                    let (bytes, _) = compile(file, &chip.architecture, flags)?;
+                    cache.put(file.name, &key, &bytes);
+                    Ok(Cubin { file: file.name, bytes })
                 })
             })
             .into_iter()
@@ -53,12 +51,12 @@ pub fn all_stages(
     })
 }
 
-/// Compiles one stage's kernels. Beside the code comes what the compiler had to say.
+/// Compiles one file of kernels. Beside the code comes what the compiler had to say.
 ///
 /// # Errors
 /// No compiler, or its own words.
 pub fn compile(
-    stage: Stage,
+    file: File,
     architecture: &str,
     flags: &[String],
 ) -> Result<(Vec<u8>, Option<String>), CudaError> {
@@ -66,11 +64,11 @@ pub fn compile(
     if !unsafe { sys::is_culib_present() } {
         return Err(CudaError::NoCompiler);
     }
-    let program = Program::new(stage)?;
+    let program = Program::new(file)?;
     let flags: Vec<CString> = flags.iter().map(|flag| terminated(flag)).collect();
     let flags: Vec<*const c_char> = flags.iter().map(|flag| flag.as_ptr()).collect();
     let refused = |message: String| CudaError::Compile {
-        stage: stage.name(),
+        file: file.name,
         architecture: architecture.to_owned(),
         message,
     };
@@ -102,9 +100,9 @@ pub fn version() -> Option<(i32, i32)> {
 struct Program(sys::nvrtcProgram);
 
 impl Program {
-    fn new(stage: Stage) -> Result<Program, CudaError> {
-        let source = terminated(sources::source(stage));
-        let name = terminated(&format!("{stage}.cu"));
+    fn new(file: File) -> Result<Program, CudaError> {
+        let source = terminated(file.text);
+        let name = terminated(&format!("{}.cu", file.name));
         let headers = sources::HEADERS.map(|(_, text)| terminated(text));
         let names = sources::HEADERS.map(|(name, _)| terminated(name));
         let pointers = |strings: &[CString]| strings.iter().map(|s| s.as_ptr()).collect::<Vec<_>>();
@@ -122,7 +120,7 @@ impl Program {
             )
         };
         ok(result).map_err(|message| CudaError::Compile {
-            stage: stage.name(),
+            file: file.name,
             architecture: "any".to_owned(),
             message,
         })?;

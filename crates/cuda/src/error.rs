@@ -43,10 +43,10 @@ pub enum CudaError {
     )]
     NoCompiler,
     /// The run-time compiler refused a kernel: a bug, or a compiler that is too old.
-    #[error("the kernels of stage {stage} cannot be compiled for {architecture}: {message}")]
+    #[error("the kernels of {file} cannot be compiled for {architecture}: {message}")]
     Compile {
-        /// The stage.
-        stage: &'static str,
+        /// The file of kernels.
+        file: &'static str,
         /// The architecture.
         architecture: String,
         /// What the compiler said.

@@ -60,13 +60,14 @@ impl MemoryPlan {
     pub fn new(
         card: &Card,
         plans: &[(Shape, Plan)],
+        prompt_plans: &[(Shape, Plan)],
         store: &Store,
         context: Context,
         free: u64,
         state_limit: u64,
     ) -> Result<MemoryPlan, CudaError> {
         let weights = plans.first().map_or(0, |(_, plan)| weights::bytes(plan));
-        let workspace = program::workspace_bytes(plans);
+        let workspace = program::workspace_bytes(plans.iter().chain(prompt_plans).map(|(_, plan)| plan));
         let beside = weights + workspace + LEFT;
         let state = free.saturating_sub(beside).min(state_limit);
         let (context, fits) = match context {
@@ -85,6 +86,13 @@ impl MemoryPlan {
             return Err(CudaError::CardTooSmall { card: card.name.clone(), free: gb(free), needed, parts });
         }
         Ok(plan)
+    }
+
+    /// Bytes that the passes of prompts may hand to each other on a card with `free` bytes free, beside the weights of
+    /// `plan`: a part of what sequences and snapshots would have otherwise.
+    pub fn prompt_room(plan: &Plan, free: u64) -> u64 {
+        const PART: u64 = 8;
+        free.saturating_sub(weights::bytes(plan) + LEFT) / PART
     }
 
     fn parts(&self) -> String {

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use lily_gpu::decode::{self, MAX_ROWS, SPANS, Shape};
 use lily_gpu::layout::PAGE_TOKENS;
 use lily_gpu::plan::{Arg, Dispatch, Plan, Role};
+use lily_gpu::prefill;
 use lily_gpu::stage::Stage;
 use lily_gpu::target::{ROW_GROUP, Target};
 use lily_model::weights::Weights;
@@ -14,6 +15,7 @@ use lily_model::weights::Weights;
 use crate::compile::Cubin;
 use crate::driver::{Gpu, Graph, Kernel, Memory, Module};
 use crate::error::CudaError;
+use crate::sources;
 use crate::weights::Loaded;
 
 /// Shared memory that every kernel may have without being asked for.
@@ -40,6 +42,16 @@ pub fn plans(weights: &Weights, target: Target) -> Vec<(Shape, Plan)> {
     shapes.map(|shape| (shape, decode::record(weights, target, shape))).collect()
 }
 
+/// How many tokens the programs of prompts take at the most; a prompt is cut into pieces of the last one's.
+pub const PROMPT_ROWS: [usize; 7] = [64, 128, 256, 512, 1024, 2048, 4096];
+
+/// The plans of prompts, the longer ones left out whose kernels would hand each other more than `room` bytes.
+pub fn prompt_plans(weights: &Weights, room: u64) -> Vec<(Shape, Plan)> {
+    let shapes = PROMPT_ROWS.map(|rows| Shape { rows, context: weights.geometry.max_context });
+    let plans = shapes.into_iter().map(|shape| (shape, prefill::record(weights, shape)));
+    plans.take_while(|(_, plan)| workspace_bytes([plan]) <= room).collect()
+}
+
 /// The card that plans are made for.
 pub fn target(gpu: &Gpu) -> Target {
     Target::Cuda { cores: gpu.card.multiprocessors }
@@ -51,9 +63,9 @@ fn is_workspace(role: Role) -> bool {
 }
 
 /// Bytes of what the plans' kernels hand to each other, by name; plans share buffers.
-fn workspace(plans: &[(Shape, Plan)]) -> HashMap<&str, u64> {
+fn workspace<'p>(plans: impl IntoIterator<Item = &'p Plan>) -> HashMap<&'p str, u64> {
     let mut sizes = HashMap::new();
-    for buffer in plans.iter().flat_map(|(_, plan)| &plan.buffers).filter(|b| is_workspace(b.role)) {
+    for buffer in plans.into_iter().flat_map(|plan| &plan.buffers).filter(|b| is_workspace(b.role)) {
         let size = sizes.entry(buffer.name.as_str()).or_insert(0);
         *size = buffer.bytes.max(*size);
     }
@@ -61,19 +73,22 @@ fn workspace(plans: &[(Shape, Plan)]) -> HashMap<&str, u64> {
 }
 
 /// Bytes of the workspace that all plans share.
-pub fn workspace_bytes(plans: &[(Shape, Plan)]) -> u64 {
+pub fn workspace_bytes<'p>(plans: impl IntoIterator<Item = &'p Plan>) -> u64 {
     workspace(plans).values().map(|bytes| bytes.next_multiple_of(ALIGNMENT)).sum()
 }
 
 /// All that runs a step.
 pub struct Programs {
     /// In the order of `plans`.
-    graphs: Vec<(Shape, Graph)>,
+    graphs: Vec<Graph>,
     plans: Vec<(Shape, Plan)>,
+    /// In the order of `prompt_plans`.
+    prompt_graphs: Vec<Graph>,
+    prompt_plans: Vec<(Shape, Plan)>,
     kernels: HashMap<&'static str, Kernel>,
     addresses: HashMap<String, u64>,
     gpu: Arc<Gpu>,
-    modules: Vec<(Stage, Module)>,
+    modules: Modules,
     _memory: Memory,
 }
 
@@ -82,26 +97,31 @@ impl Programs {
     pub fn new(
         gpu: &Arc<Gpu>,
         mut plans: Vec<(Shape, Plan)>,
+        mut prompt_plans: Vec<(Shape, Plan)>,
         cubins: &[Cubin],
         weights: &Loaded,
     ) -> Result<Programs, CudaError> {
-        let modules: Vec<(Stage, Module)> = cubins
+        let modules: Modules = cubins
             .iter()
-            .map(|cubin| Ok((cubin.stage, gpu.load(&cubin.bytes)?)))
+            .map(|cubin| Ok((cubin.file, gpu.load(&cubin.bytes)?)))
             .collect::<Result<_, CudaError>>()?;
         for (_, plan) in &mut plans {
             take_shapes(gpu, plan, &modules)?;
         }
-        let kernels = kernels(gpu, &plans, &modules)?;
-        let bytes = usize::try_from(workspace_bytes(&plans)).unwrap_or(usize::MAX);
+        for (_, plan) in &mut prompt_plans {
+            take_prompt_shapes(plan, &modules)?;
+        }
+        let both = || plans.iter().chain(&prompt_plans).map(|(_, plan)| plan);
+        let kernels = kernels(gpu, both, &modules)?;
+        let bytes = usize::try_from(workspace_bytes(both())).unwrap_or(usize::MAX);
         let memory = gpu.allocate("the workspace", bytes)?;
         let mut addresses = HashMap::new();
         let mut next = memory.address();
-        for (name, bytes) in workspace(&plans) {
+        for (name, bytes) in workspace(both()) {
             addresses.insert(name.to_owned(), next);
             next += bytes.next_multiple_of(ALIGNMENT);
         }
-        let names = plans.iter().flat_map(|(_, plan)| &plan.buffers).filter(|b| b.role == Role::Weights);
+        let names = both().flat_map(|plan| &plan.buffers).filter(|b| b.role == Role::Weights);
         for buffer in names {
             let address = weights.address(&buffer.name).ok_or_else(|| missing(&buffer.name))?;
             addresses.insert(buffer.name.clone(), address);
@@ -109,23 +129,37 @@ impl Programs {
         let mut programs = Programs {
             graphs: Vec::new(),
             plans,
+            prompt_graphs: Vec::new(),
+            prompt_plans,
             kernels,
             addresses,
             gpu: Arc::clone(gpu),
             modules,
             _memory: memory,
         };
-        let capture = |(shape, plan): &(Shape, Plan)| {
-            let launches = |gpu: &Gpu| plan.dispatches.iter().try_for_each(|d| programs.launch(gpu, plan, d));
-            Ok((*shape, gpu.capture(launches)?))
+        let capture = |(_, plan): &(Shape, Plan)| {
+            gpu.capture(|gpu| plan.dispatches.iter().try_for_each(|d| programs.launch(gpu, plan, d)))
         };
-        programs.graphs = programs.plans.iter().map(capture).collect::<Result<_, CudaError>>()?;
+        let graphs = programs.plans.iter().map(capture).collect::<Result<_, CudaError>>()?;
+        let prompt_graphs = programs.prompt_plans.iter().map(capture).collect::<Result<_, CudaError>>()?;
+        (programs.graphs, programs.prompt_graphs) = (graphs, prompt_graphs);
         Ok(programs)
     }
 
     /// The pass for a step of `rows` rows, at most [`MAX_ROWS`], whose longest context is `context` after it.
     pub fn graph(&self, rows: usize, context: usize) -> &Graph {
-        &self.graphs[self.index(rows, context)].1
+        &self.graphs[self.index(rows, context)]
+    }
+
+    /// The pass for at most `rows` tokens of a prompt, where there is one.
+    pub fn prompt_graph(&self, rows: usize) -> Option<&Graph> {
+        let index = self.prompt_plans.iter().position(|(shape, _)| rows <= shape.rows)?;
+        self.prompt_graphs.get(index)
+    }
+
+    /// The most tokens of a prompt that one pass takes; 0 where the card has no room for such passes.
+    pub fn prompt_rows(&self) -> usize {
+        self.prompt_plans.last().map_or(0, |(shape, _)| shape.rows)
     }
 
     /// The plan of the same pass.
@@ -145,7 +179,7 @@ impl Programs {
 
     /// The loaded code of the file `name`.
     pub fn module(&self, name: &'static str) -> Result<&Module, CudaError> {
-        let module = self.modules.iter().find(|(stage, _)| stage.name() == name);
+        let module = self.modules.iter().find(|(file, _)| *file == name);
         module.map(|(_, module)| module).ok_or_else(|| missing(name))
     }
 
@@ -173,20 +207,44 @@ impl Programs {
 
 impl std::fmt::Debug for Programs {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Programs({} graphs on {})", self.graphs.len(), self.gpu.card.name)
+        let graphs = self.graphs.len() + self.prompt_graphs.len();
+        write!(f, "Programs({graphs} graphs on {})", self.gpu.card.name)
     }
+}
+
+/// What was compiled, by the name of its file.
+type Modules = Vec<(&'static str, Module)>;
+
+/// The launch shape that a kernel was compiled for.
+fn shape_of(modules: &Modules, dispatch: &Dispatch) -> Result<[u32; 4], CudaError> {
+    let file = sources::file_of(dispatch.kernel, dispatch.stage);
+    let module = modules.iter().find(|(known, _)| *known == file);
+    let Some((_, module)) = module else { return Err(missing(dispatch.kernel)) };
+    let name = format!("{}_launch", dispatch.kernel);
+    module.words(&name)?.ok_or_else(|| missing(&name))
+}
+
+/// Takes over launch shapes for prompts: blocks along x where they depend on the model alone, and how many of what the
+/// plan counts along y a block takes.
+fn take_prompt_shapes(plan: &mut Plan, modules: &Modules) -> Result<(), CudaError> {
+    for dispatch in &mut plan.dispatches {
+        let [blocks, threads, shared_bytes, rows] = shape_of(modules, dispatch)?;
+        dispatch.threads = threads;
+        dispatch.shared_bytes = shared_bytes;
+        if blocks != 0 {
+            dispatch.grid[0] = blocks;
+        }
+        dispatch.grid[1] = dispatch.grid[1].div_ceil(rows.max(1));
+    }
+    Ok(())
 }
 
 /// Takes over the launch shapes that the kernels were compiled for, as their modules name them: blocks along x,
 /// threads, shared memory. How many rows a launch is for is the plan's to say.
-fn take_shapes(gpu: &Gpu, plan: &mut Plan, modules: &[(Stage, Module)]) -> Result<(), CudaError> {
+fn take_shapes(gpu: &Gpu, plan: &mut Plan, modules: &Modules) -> Result<(), CudaError> {
     let Plan { buffers, dispatches, .. } = plan;
     for dispatch in dispatches {
-        let module = modules.iter().find(|(stage, _)| *stage == file_of(dispatch));
-        let Some((_, module)) = module else { return Err(missing(dispatch.kernel)) };
-        let name = format!("{}_launch", dispatch.kernel);
-        let [blocks, threads, shared_bytes, takes_all] =
-            module.words(&name)?.ok_or_else(|| missing(&name))?;
+        let [blocks, threads, shared_bytes, takes_all] = shape_of(modules, dispatch)?;
         dispatch.threads = threads;
         dispatch.shared_bytes = shared_bytes;
         match dispatch.stage {
@@ -220,20 +278,21 @@ fn take_shapes(gpu: &Gpu, plan: &mut Plan, modules: &[(Stage, Module)]) -> Resul
 }
 
 /// The kernels that the plans name, each with the most shared memory that one of them gives it.
-fn kernels(
+fn kernels<'p, P: Iterator<Item = &'p Plan>>(
     gpu: &Gpu,
-    plans: &[(Shape, Plan)],
-    modules: &[(Stage, Module)],
+    plans: impl Fn() -> P,
+    modules: &Modules,
 ) -> Result<HashMap<&'static str, Kernel>, CudaError> {
-    let mut shared: HashMap<&'static str, (Stage, u32)> = HashMap::new();
-    for dispatch in plans.iter().flat_map(|(_, plan)| &plan.dispatches) {
-        let (_, most) = shared.entry(dispatch.kernel).or_insert((file_of(dispatch), 0));
+    let dispatches = || plans().flat_map(|plan| &plan.dispatches);
+    let mut shared: HashMap<&'static str, (&'static str, u32)> = HashMap::new();
+    for dispatch in dispatches() {
+        let file = sources::file_of(dispatch.kernel, dispatch.stage);
+        let (_, most) = shared.entry(dispatch.kernel).or_insert((file, 0));
         *most = dispatch.shared_bytes.max(*most);
     }
-    let dispatches = || plans.iter().flat_map(|(_, plan)| &plan.dispatches);
     let mut kernels = HashMap::new();
-    for (name, (stage, bytes)) in shared {
-        let module = modules.iter().find(|(known, _)| *known == stage).ok_or_else(|| missing(name))?;
+    for (name, (file, bytes)) in shared {
+        let module = modules.iter().find(|(known, _)| *known == file).ok_or_else(|| missing(name))?;
         let kernel = module.1.kernel(name)?;
         let parameters = kernel.parameters(gpu)?;
         if let Some(other) = dispatches().find(|d| d.kernel == name && d.args.len() != parameters) {
@@ -247,12 +306,6 @@ fn kernels(
         kernels.insert(name, kernel);
     }
     Ok(kernels)
-}
-
-/// The stage in whose file a dispatch's kernel stands: its own, but that the kernel which writes a batch's keys
-/// stands beside the one that reads them.
-fn file_of(dispatch: &Dispatch) -> Stage {
-    if dispatch.kernel == "attn_kv_batch" { Stage::AttnCore } else { dispatch.stage }
 }
 
 fn missing(name: &str) -> CudaError {

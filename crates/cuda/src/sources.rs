@@ -2,33 +2,67 @@
 
 use lily_gpu::decode::{MAX_ROWS, SPANS};
 use lily_gpu::layout::PAGE_TOKENS;
+use lily_gpu::prefill::{BLOCK_TILES, SELECT_ROWS, SORT_ROWS};
 use lily_gpu::stage::Stage;
 use lily_model::geometry::{Geometry, LayerKind};
 
 use crate::error::CudaError;
 
 /// What the kernels include.
-pub const HEADERS: [(&str, &str); 3] = [
+pub const HEADERS: [(&str, &str); 7] = [
     ("common.cuh", include_str!("../kernels/common.cuh")),
     ("tiles.cuh", include_str!("../kernels/tiles.cuh")),
     ("choice.cuh", include_str!("../kernels/choice.cuh")),
+    ("delta.cuh", include_str!("../kernels/delta.cuh")),
+    ("attention.cuh", include_str!("../kernels/attention.cuh")),
+    ("prompt.cuh", include_str!("../kernels/prompt.cuh")),
+    ("gemm.cuh", include_str!("../kernels/gemm.cuh")),
 ];
 
-/// The source of a stage.
-pub fn source(stage: Stage) -> &'static str {
-    match stage {
-        Stage::Embed => include_str!("../kernels/embed.cu"),
-        Stage::DeltaIn => include_str!("../kernels/delta_in.cu"),
-        Stage::DeltaCore => include_str!("../kernels/delta_core.cu"),
-        Stage::DeltaOut => include_str!("../kernels/delta_out.cu"),
-        Stage::AttnIn => include_str!("../kernels/attn_in.cu"),
-        Stage::AttnCore => include_str!("../kernels/attn_core.cu"),
-        Stage::AttnOut => include_str!("../kernels/attn_out.cu"),
-        Stage::MoeRoute => include_str!("../kernels/moe_route.cu"),
-        Stage::MoeUp => include_str!("../kernels/moe_up.cu"),
-        Stage::MoeDown => include_str!("../kernels/moe_down.cu"),
-        Stage::Head => include_str!("../kernels/head.cu"),
-        Stage::Sample => include_str!("../kernels/sample.cu"),
+/// A file of kernels, compiled by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct File {
+    /// Its name without the ending.
+    pub name: &'static str,
+    /// What it says.
+    pub text: &'static str,
+}
+
+macro_rules! files {
+    ($($name:literal)*) => {
+        [$(File { name: $name, text: include_str!(concat!("../kernels/", $name, ".cu")) }),*]
+    };
+}
+
+/// All of them: one for each stage of decode; and for prompts one for each stage but that the dense projections share
+/// theirs.
+pub const FILES: [File; 19] = files![
+    "embed" "delta_in" "delta_core" "delta_out" "attn_in" "attn_core" "attn_out" "moe_route" "moe_up" "moe_down" "head"
+    "sample" "embed_prefill" "dense_prefill" "delta_core_prefill" "attn_core_prefill" "moe_route_prefill"
+    "moe_up_prefill" "moe_down_prefill"
+];
+
+/// Whether a kernel belongs to the program of prompts.
+pub fn is_prefill(kernel: &str) -> bool {
+    kernel.ends_with("_prefill")
+}
+
+/// The name of the file in which a kernel of a stage stands.
+pub fn file_of(kernel: &str, stage: Stage) -> &'static str {
+    match (kernel, stage) {
+        // It writes a batch's keys, and stands beside the kernel that reads them.
+        ("attn_kv_batch", _) => "attn_core",
+        ("dense_prefill" | "round_prefill", _) => "dense_prefill",
+        (kernel, stage) if is_prefill(kernel) => match stage {
+            Stage::Embed => "embed_prefill",
+            Stage::DeltaCore => "delta_core_prefill",
+            Stage::AttnCore => "attn_core_prefill",
+            Stage::MoeRoute => "moe_route_prefill",
+            Stage::MoeUp => "moe_up_prefill",
+            Stage::MoeDown => "moe_down_prefill",
+            stage => stage.name(),
+        },
+        (_, stage) => stage.name(),
     }
 }
 
@@ -107,9 +141,15 @@ pub fn check(geometry: &Geometry) -> Result<(), CudaError> {
     }
 }
 
-/// What the headers say themselves and the host must agree with.
-pub const CONSTANTS: [(&str, usize); 3] =
-    [("MAX_ROWS", MAX_ROWS), ("SPANS", SPANS), ("PAGE_TOKENS", PAGE_TOKENS)];
+/// What the kernels say themselves and the host must agree with.
+pub const CONSTANTS: [(&str, usize); 6] = [
+    ("MAX_ROWS", MAX_ROWS),
+    ("SPANS", SPANS),
+    ("PAGE_TOKENS", PAGE_TOKENS),
+    ("BLOCK_TILES", BLOCK_TILES),
+    ("SELECT_ROWS", SELECT_ROWS),
+    ("SORT_ROWS", SORT_ROWS),
+];
 
 #[cfg(test)]
 mod tests {
@@ -118,9 +158,10 @@ mod tests {
 
     #[test]
     fn headers_and_host_have_the_same_constants() {
-        let (_, common) = HEADERS[0];
+        let texts = || HEADERS.iter().map(|(_, text)| *text).chain(FILES.iter().map(|file| file.text));
         for (name, value) in CONSTANTS {
-            assert!(common.contains(&format!("constexpr int {name} = {value};")), "{name}");
+            let line = format!("constexpr int {name} = {value};");
+            assert!(texts().any(|text| text.contains(&line)), "{name}");
         }
     }
 

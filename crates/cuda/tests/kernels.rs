@@ -3,9 +3,8 @@
 //! That needs NVIDIA's run-time compiler and no card. Where the compiler cannot be loaded the test says that it
 //! has not been executed, and fails where `LILY_EXPECT_NVRTC` says that it should be.
 
-use lily_cuda::sources::Chip;
+use lily_cuda::sources::{Chip, FILES};
 use lily_cuda::{compile, sources};
-use lily_gpu::stage::Stage;
 use lily_model::checkpoint::Checkpoint;
 use lily_model::geometry::Geometry;
 
@@ -49,14 +48,14 @@ fn every_kernel_compiles_for_every_architecture_and_none_spills() {
             let mut flags = sources::flags(geometry, &chip);
             flags.push(VERBOSE.to_owned());
             std::thread::scope(|scope| {
-                for stage in Stage::ALL {
+                for file in FILES {
                     let flags = &flags;
                     scope.spawn(move || {
-                        let (cubin, log) = compile::compile(stage, architecture, flags).unwrap();
+                        let (cubin, log) = compile::compile(file, architecture, flags).unwrap();
                         let log = log.expect("the assembler says what each kernel takes");
                         assert!(!cubin.is_empty() && log.contains("Compiling entry function"), "{log}");
                         let spilling = spilling(&log);
-                        assert!(spilling.is_empty(), "{stage} on {architecture}: {spilling:?}");
+                        assert!(spilling.is_empty(), "{} on {architecture}: {spilling:?}", file.name);
                     });
                 }
             });

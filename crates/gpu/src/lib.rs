@@ -22,7 +22,8 @@
 //!
 //! # What to read first
 //!
-//! [`plan`], then [`decode`], which reads like the model; [`report`] has the figures.
+//! [`plan`], then [`decode`], which reads like the model, and [`prefill`], the same for prompts; [`report`] has the
+//! figures.
 
 pub mod decode;
 pub mod dependencies;
@@ -31,6 +32,8 @@ pub mod layout;
 pub mod memory;
 pub mod packing;
 pub mod plan;
+pub mod prefill;
+pub mod prompt;
 pub mod report;
 pub mod stage;
 pub mod step;

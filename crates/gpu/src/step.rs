@@ -26,7 +26,7 @@ impl StepLayout {
     pub const SEGMENTS: usize = U32;
     /// u32: rows that go through the head.
     pub const HEAD_ROWS: usize = 2 * U32;
-    /// u32: left to the backend; 0 as [`write`] leaves it.
+    /// u32: left to the backend; 0 as [`write()`] leaves it.
     pub const TURN: usize = 3 * U32;
     /// u32 of each row: its token, or [`LAST_SAMPLED`].
     pub const TOKEN: usize = 4 * U32;

@@ -23,6 +23,10 @@ const LOGITS: f32 = 2e-2;
 const DRAWN: usize = 12;
 /// Context that the backends are opened with.
 const CONTEXT: usize = 8192;
+const CUDA_CONTEXT: usize = 40_960;
+/// Lengths of prompts that are timed, each so often.
+const PROMPTS: [usize; 4] = [64, 512, 4096, 32_768];
+const TIMES: usize = 5;
 
 /// Depths at which decode is timed, and tokens that are decoded there.
 const DEPTHS: [usize; 2] = [256, 4096];
@@ -50,7 +54,7 @@ pub fn run(report: &mut Report, device: usize, dir: &Path, brief: bool) -> Resul
         Ok(backend.collect(ticket)?.remove(0).logits)
     };
     let start = Instant::now();
-    let mut cuda = open(&weights, device, CONTEXT)?;
+    let mut cuda = open(&weights, device, CUDA_CONTEXT)?;
     let (seconds, bytes) = (start.elapsed().as_secs_f64(), cuda.memory_plan().weights as f64 / 1e9);
     println!("        loaded {bytes:.2} GB in {seconds:.1} s, {:.1} GB/s", bytes / seconds);
     println!("        {}", cuda.memory_plan());
@@ -78,6 +82,19 @@ pub fn run(report: &mut Report, device: usize, dir: &Path, brief: bool) -> Resul
 
 /// Prints how fast prompts are read and tokens decoded.
 fn speed(cuda: &mut CudaBackend) -> Result<(), BackendError> {
+    for length in PROMPTS {
+        let mut times = Vec::with_capacity(TIMES);
+        for _ in 0..TIMES {
+            let start = Instant::now();
+            let sequences = filled(cuda, length, 1)?;
+            times.push(start.elapsed().as_secs_f64());
+            close(cuda, sequences);
+        }
+        times.sort_by(f64::total_cmp);
+        let median = times[TIMES / 2];
+        let rate = length as f64 / median;
+        println!("        {length} tokens: first token after {:.1} ms, {rate:.0} tokens/s", median * 1e3);
+    }
     for depth in DEPTHS {
         let start = Instant::now();
         let sequences = filled(cuda, depth, 1)?;

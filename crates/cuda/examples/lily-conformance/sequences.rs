@@ -8,6 +8,8 @@ use crate::{Report, open};
 
 /// Tokens of a prompt: several pages, and not a whole number of them.
 const PROMPT: usize = 150;
+/// Tokens of a prompt that goes through the program of prompts, and through the steps of decode where it is cut small.
+const LONG_PROMPT: usize = 1111;
 /// Sequences of a batch.
 const BATCH: usize = 8;
 /// Tokens that are decoded.
@@ -82,15 +84,22 @@ fn text(error: BackendError) -> String {
 }
 
 fn chunks(backend: &mut CudaBackend) -> Result<String, String> {
-    let tokens = prompt(1, PROMPT);
-    let (whole, expected) = prefill(backend, &tokens, PROMPT).map_err(text)?;
-    backend.close(whole);
-    for chunk in [1, 3, 8, 31, 33, 64, 100] {
-        let (sequence, logits) = prefill(backend, &tokens, chunk).map_err(text)?;
-        equal(&logits, &expected, &format!("logits of a prompt in chunks of {chunk}"))?;
-        backend.close(sequence);
+    for (length, chunks) in
+        [(PROMPT, [1, 3, 8, 31, 33, 64, 100]), (LONG_PROMPT, [17, 32, 50, 64, 130, 511, 1024])]
+    {
+        let tokens = prompt(1, length);
+        let (whole, expected) = prefill(backend, &tokens, length).map_err(text)?;
+        let answer = decode(backend, &[whole]).map_err(text)?;
+        backend.close(whole);
+        for chunk in chunks {
+            let (sequence, logits) = prefill(backend, &tokens, chunk).map_err(text)?;
+            equal(&logits, &expected, &format!("logits of {length} tokens in chunks of {chunk}"))?;
+            let found = decode(backend, &[sequence]).map_err(text)?;
+            equal(&found, &answer, &format!("what follows {length} tokens in chunks of {chunk}"))?;
+            backend.close(sequence);
+        }
     }
-    Ok(format!("logits of {PROMPT} tokens have the same bits in eight ways of cutting them"))
+    Ok(format!("{PROMPT} and {LONG_PROMPT} tokens leave the same bits in eight ways of cutting them"))
 }
 
 fn batches(backend: &mut CudaBackend) -> Result<String, String> {
