@@ -25,11 +25,6 @@ const MOST_CACHED_CONTEXTS: u64 = 16;
 /// What it takes where the system does not tell how much memory there is.
 const BLIND_CACHE: u64 = 1_000_000_000;
 
-/// Tokens of a prompt between two tokens of a stream. On two cores the full model takes about 3 s for 512 tokens,
-/// too long a pause to read through; a quarter of that makes every expert serve fewer tokens per reading of its
-/// weights, and prompts slower, only while somebody else is reading.
-const BUSY_CHUNK: usize = 128;
-
 /// The marker of a tool's result in the chat template.
 const TOOL_RESPONSE: &str = "<tool_response>";
 
@@ -59,7 +54,6 @@ pub fn start(args: &ModelArgs, cache: &CacheArgs, places: PlaceArgs) -> anyhow::
     let cache = cache_options(cache, bytes, &checkpoint, &tokenizer)?;
     let options = EngineOptions {
         eos_token_ids: defaults.eos_token_ids.clone(),
-        busy_chunk: BUSY_CHUNK,
         max_running: places.max_concurrent,
         max_waiting: places.max_queue,
         cache,

@@ -17,8 +17,8 @@ use std::io::Read;
 use std::sync::Arc;
 
 use lily_engine::backend::{
-    Backend, BackendError, DecodeStep, Export, Input, Limits, Memory, SequenceId, SnapshotId, StepOutput,
-    Ticket, Want,
+    Backend, BackendError, DecodeStep, Export, Input, Limits, Memory, PrefillChunks, SequenceId, SnapshotId,
+    StepOutput, Ticket, Want,
 };
 use lily_engine::meter::Meter;
 use lily_engine::sampler::SamplerState;
@@ -442,6 +442,13 @@ impl Backend for CudaBackend {
     fn description(&self) -> String {
         let card = &self.store.gpu.card;
         format!("CUDA, {} ({})", card.name, card.chip().architecture)
+    }
+
+    /// As many as one pass takes; while streams run, what a card reads in a few hundredths of a second.
+    fn prefill_chunks(&self) -> PrefillChunks {
+        const BUSY: usize = 512;
+        let alone = self.programs.prompt_rows().max(BUSY);
+        PrefillChunks { alone, busy: BUSY }
     }
 
     fn context_limit(&self) -> usize {

@@ -22,8 +22,6 @@ const PROMPT: usize = 32;
 const LONG_PROMPT: usize = 8192;
 /// Rounds, of which the best counts: another program on the machine makes a round slower and none faster.
 const ROUNDS: usize = 5;
-/// Chunks while streams run, as `lily serve` has them on the CPU.
-const BUSY_CHUNK: usize = 128;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut args = std::env::args().skip(1);
@@ -34,7 +32,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let tokens: usize = args.next().map_or(Ok(256), |tokens| tokens.parse())?;
     let long_prompt: usize = args.next().map_or(Ok(LONG_PROMPT), |tokens| tokens.parse())?;
     let backend = CpuBackend::new(checkpoint.weights()?, CpuOptions::default())?;
-    let options = EngineOptions { busy_chunk: BUSY_CHUNK, ..EngineOptions::default() };
+    let options = EngineOptions::default();
     let engine = Engine::start(Box::new(backend), checkpoint.tokenizer()?, options);
     println!("{} on {}", checkpoint.name(), engine.description());
 

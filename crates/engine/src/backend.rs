@@ -86,6 +86,15 @@ pub struct StepOutput {
     pub logits: Vec<f32>,
 }
 
+/// Tokens of a prompt that one call of [`Backend::extend`] is best given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PrefillChunks {
+    /// While nobody waits for a next token: as many as make the device fast, and few enough to cancel in between.
+    pub alone: usize,
+    /// While streams run, which wait for such a call between two of their tokens.
+    pub busy: usize,
+}
+
 /// What a device can do at the most, measured on it now: the base of the floors that speeds are quoted against.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Limits {
@@ -171,6 +180,11 @@ pub trait Backend: Send {
     /// collected.
     fn runs_ahead(&self) -> bool {
         false
+    }
+
+    /// How a prompt is best cut.
+    fn prefill_chunks(&self) -> PrefillChunks {
+        PrefillChunks { alone: 512, busy: 512 }
     }
 
     /// Measures what the device can do at the most, which takes a second or so and, for a small model, memory;

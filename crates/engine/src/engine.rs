@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 
 use lily_model::tokenizer::Tokenizer;
 
-use crate::backend::Backend;
+use crate::backend::{Backend, PrefillChunks};
 use crate::constraint::Grammars;
 use crate::prefix_cache::disk::DiskOptions;
 use crate::prefix_cache::positions::{EVERY, TurnMarkers};
@@ -42,10 +42,11 @@ pub use stats::Stats;
 pub struct EngineOptions {
     /// Tokens that end an answer.
     pub eos_token_ids: Vec<u32>,
-    /// Tokens of a prompt per prefill call while nobody waits for a next token. 0 counts as 1.
-    pub prefill_chunk: usize,
-    /// The same while streams run: between two tokens of a stream lies at most one such call. 0 counts as 1.
-    pub busy_chunk: usize,
+    /// Tokens of a prompt per prefill call while nobody waits for a next token; `None` takes what the backend is best
+    /// given ([`Backend::prefill_chunks`]). 0 counts as 1.
+    pub prefill_chunk: Option<usize>,
+    /// The same while streams run: between two tokens of a stream lies at most one such call.
+    pub busy_chunk: Option<usize>,
     /// Requests that are worked on at once. 0 counts as 1.
     pub max_running: usize,
     /// Requests that may wait beyond those; more are refused with [`SubmitError::Busy`].
@@ -85,8 +86,8 @@ impl Default for EngineOptions {
     fn default() -> EngineOptions {
         EngineOptions {
             eos_token_ids: Vec::new(),
-            prefill_chunk: 512,
-            busy_chunk: 512,
+            prefill_chunk: None,
+            busy_chunk: None,
             max_running: 8,
             max_waiting: 64,
             pipeline: false,
@@ -115,6 +116,8 @@ struct Handle {
     fits: usize,
     memory_limit: u64,
     description: String,
+    /// Tokens of a prompt per prefill call where a request does not say.
+    chunk: usize,
     options: EngineOptions,
 }
 
@@ -129,11 +132,14 @@ impl Engine {
     /// refuse a thread, the engine refuses requests and says why.
     pub fn start(backend: Box<dyn Backend>, tokenizer: Tokenizer, options: EngineOptions) -> Engine {
         let options = EngineOptions {
-            prefill_chunk: options.prefill_chunk.max(1),
-            busy_chunk: options.busy_chunk.max(1),
             max_running: options.max_running.max(1),
             pipeline: options.pipeline || backend.runs_ahead(),
             ..options
+        };
+        let best = backend.prefill_chunks();
+        let chunks = PrefillChunks {
+            alone: options.prefill_chunk.unwrap_or(best.alone).max(1),
+            busy: options.busy_chunk.unwrap_or(best.busy).max(1),
         };
         let queue = Arc::new(Queue::new(options.max_running, options.max_waiting));
         let vocab = backend.geometry().vocab;
@@ -146,7 +152,7 @@ impl Engine {
             let (tokenizer, options) = (tokenizer.clone(), options.clone());
             std::thread::Builder::new()
                 .name("lily-engine".to_owned())
-                .spawn(move || work(Scheduler::new(backend, tokenizer, options, queue)))
+                .spawn(move || work(Scheduler::new(backend, tokenizer, options, chunks.busy, queue)))
         };
         let thread = match thread {
             Ok(thread) => Some(thread),
@@ -168,6 +174,7 @@ impl Engine {
                 fits,
                 memory_limit,
                 description,
+                chunk: chunks.alone,
                 options,
             }),
         }
@@ -218,7 +225,7 @@ impl Engine {
         let (events, generation) = generation::channel();
         handle.queue.submit(Job {
             max_tokens: max_tokens.unwrap_or(room).min(room),
-            chunk: prefill_chunk.unwrap_or(handle.options.prefill_chunk),
+            chunk: prefill_chunk.unwrap_or(handle.chunk),
             prompt,
             sampling,
             stops,

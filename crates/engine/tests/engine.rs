@@ -170,7 +170,7 @@ fn running_sequences_decode_in_one_batch_between_the_chunks_of_a_prompt() {
     let (open, hook) = gate();
     let backend = FakeBackend::new(200, mixing).with_hook(hook);
     let calls = backend.calls();
-    let engine = start(backend, EngineOptions { prefill_chunk: 2, ..EngineOptions::default() });
+    let engine = start(backend, EngineOptions { prefill_chunk: Some(2), ..EngineOptions::default() });
     let first = engine.submit(Request { max_tokens: Some(8), ..ask("a") }).unwrap();
     let second = engine.submit(Request { max_tokens: Some(8), ..ask("b") }).unwrap();
     let long = engine.submit(Request { max_tokens: Some(1), ..ask("abcdefgh") }).unwrap();

@@ -127,7 +127,7 @@ fn long_text_is_snapshotted_on_the_way_and_where_prompts_were_seen_to_part() {
 fn a_crowd_with_one_beginning_reads_it_once() {
     for pipeline in [false, true] {
         let (open, backend) = gated(FakeBackend::new(500, mixing));
-        let engine = start(backend, EngineOptions { pipeline, prefill_chunk: 16, ..options(u64::MAX) });
+        let engine = start(backend, EngineOptions { pipeline, prefill_chunk: Some(16), ..options(u64::MAX) });
         let system = format!("|sys {}", "many rules ".repeat(20));
         let prompts: Vec<String> = (0..6).map(|i| format!("{system}|user task {i}|bot ")).collect();
         let running: Vec<Generation> =
@@ -174,7 +174,7 @@ fn a_budget_of_zero_keeps_nothing() {
 fn a_short_prompt_does_not_wait_for_a_long_one() {
     let (open, backend) = gated(FakeBackend::new(2000, mixing));
     let calls = backend.calls();
-    let engine = start(backend, EngineOptions { prefill_chunk: 10, ..options(0) });
+    let engine = start(backend, EngineOptions { prefill_chunk: Some(10), ..options(0) });
     let long = engine.submit(ask(&"long ".repeat(100), 1)).unwrap();
     let short = engine.submit(ask("twenty letters, done", 1)).unwrap();
     open.send(()).unwrap();
@@ -188,7 +188,7 @@ fn a_short_prompt_does_not_wait_for_a_long_one() {
 fn between_two_tokens_of_a_stream_lies_at_most_one_busy_chunk() {
     let (open, backend) = gated(FakeBackend::new(2000, mixing));
     let calls = backend.calls();
-    let options = EngineOptions { prefill_chunk: 64, busy_chunk: 8, ..options(0) };
+    let options = EngineOptions { prefill_chunk: Some(64), busy_chunk: Some(8), ..options(0) };
     let engine = start(backend, options);
     let stream = engine.submit(ask("s", 40)).unwrap();
     let prompts = [100, 200, 30].map(|length| engine.submit(ask(&"p".repeat(length), 1)).unwrap());
@@ -353,7 +353,7 @@ proptest! {
         let base = options(budget);
         let cache = CacheOptions { every, ..base.cache };
         let engine = start(backend, EngineOptions {
-            pipeline, prefill_chunk: chunk, busy_chunk: chunk.div_ceil(2), max_running: 5, cache, ..base
+            pipeline, prefill_chunk: Some(chunk), busy_chunk: Some(chunk.div_ceil(2)), max_running: 5, cache, ..base
         });
         let mut conversations: Vec<Vec<u32>> = vec![vec![TURN]];
         let mut running: Vec<(Vec<u32>, usize, Generation)> = Vec::new();

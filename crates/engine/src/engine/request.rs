@@ -25,9 +25,8 @@ pub struct Request {
     /// The most tokens of reasoning, where the prompt ends inside a block of it: then the block is closed in the
     /// chat template's words, which count like other tokens of the answer. `None` leaves its end to the model.
     pub thinking_budget: Option<usize>,
-    /// Tokens per prefill call, at least 1; `None` takes [`EngineOptions::prefill_chunk`].
-    ///
-    /// [`EngineOptions::prefill_chunk`]: crate::engine::EngineOptions::prefill_chunk
+    /// Tokens per prefill call, at least 1; `None` takes the engine's
+    /// ([`EngineOptions::prefill_chunk`](crate::engine::EngineOptions::prefill_chunk)).
     pub prefill_chunk: Option<usize>,
 }
 

@@ -60,6 +60,8 @@ pub(super) struct Scheduler {
     pub(super) cache: PrefixCache,
     tokenizer: Tokenizer,
     pub(super) options: EngineOptions,
+    /// The most tokens of a prompt between two tokens of a stream.
+    busy_chunk: usize,
     queue: Arc<Queue>,
     /// In order of admission.
     pub(super) active: Vec<Active>,
@@ -77,6 +79,7 @@ impl Scheduler {
         backend: Box<dyn Backend>,
         tokenizer: Tokenizer,
         options: EngineOptions,
+        busy_chunk: usize,
         queue: Arc<Queue>,
     ) -> Scheduler {
         let disk = options.cache.disk.as_ref().filter(|_| options.cache.bytes > 0);
@@ -94,6 +97,7 @@ impl Scheduler {
             cache: PrefixCache::new(options.cache.bytes),
             tokenizer,
             options,
+            busy_chunk,
             queue,
             active: Vec::new(),
             in_flight: VecDeque::new(),
@@ -197,7 +201,7 @@ impl Scheduler {
     fn enqueue_prefill(&mut self) {
         loop {
             let streams = self.active.iter().any(Active::is_streaming);
-            let most = if streams { self.options.busy_chunk } else { usize::MAX };
+            let most = if streams { self.busy_chunk } else { usize::MAX };
             let waiting = self.active.iter_mut().filter(|active| active.is_prefilling());
             let Some(active) = waiting.min_by_key(|active| active.served) else { return };
             let Some((sequence, chunk, want)) = active.next_chunk(most) else { return };

@@ -6,7 +6,6 @@ use indicatif::ProgressBar;
 use lily_engine::backend::{
     Backend, BackendError, DecodeStep, Input, Limits, SequenceId, SnapshotId, StepOutput, Ticket, Want,
 };
-use lily_engine::engine::EngineOptions;
 
 use super::plan::{Pace, Plan};
 use super::report::{Decode, Prefill, Timing};
@@ -181,7 +180,7 @@ impl Bench {
     fn extend(&mut self, sequence: SequenceId, count: usize, want: Want) -> Result<f64, BackendError> {
         let tokens: Vec<u32> = (0..count).map(|_| self.token()).collect();
         let begin = Instant::now();
-        let mut chunks = tokens.chunks(EngineOptions::default().prefill_chunk).peekable();
+        let mut chunks = tokens.chunks(self.backend.prefill_chunks().alone).peekable();
         while let Some(chunk) = chunks.next() {
             let want = if chunks.peek().is_some() { Want::Nothing } else { want };
             let ticket = self.backend.extend(sequence, chunk, want)?;
