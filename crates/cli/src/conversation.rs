@@ -56,7 +56,7 @@ pub async fn ask(
     let (mut content, mut calls) = (String::new(), Vec::<ToolCall>::new());
     loop {
         let (deltas, end) = match answer.next().await.map_err(anyhow::Error::msg)? {
-            News::Prefill { done, total } => {
+            News::Prefill { done, total, .. } => {
                 progress.update(done, total);
                 continue;
             }

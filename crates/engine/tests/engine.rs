@@ -107,7 +107,7 @@ fn a_prompt_is_prefilled_in_order_and_in_chunks() {
         .events
         .iter()
         .filter_map(|event| match event {
-            Event::Prefill { done, total } => Some((*done, *total)),
+            Event::Prefill { done, total, .. } => Some((*done, *total)),
             _ => None,
         })
         .collect();

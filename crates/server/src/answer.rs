@@ -2,7 +2,7 @@
 //!
 //! Protocols differ in how they write the same news; what is common to them, and to `lily chat`, is here.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use lily_engine::engine::{Event, FinishReason, Generation, Timings, Usage};
 use lily_engine::output::{Delta, OutputParser};
@@ -30,6 +30,7 @@ pub enum Form<'a> {
 #[derive(Debug)]
 pub struct Answer {
     generation: Generation,
+    started: Instant,
     /// `None` where the text is taken as it comes.
     parser: Option<OutputParser>,
     reasoning_tokens: usize,
@@ -47,10 +48,14 @@ pub struct Answer {
 pub enum News {
     /// `done` of the prompt's `total` tokens have been read.
     Prefill {
-        /// Tokens read.
+        /// Tokens read, those from the prefix cache included.
         done: usize,
+        /// Tokens that came from the prefix cache.
+        cached: usize,
         /// Tokens of the prompt.
         total: usize,
+        /// Time since the request.
+        elapsed: Duration,
     },
     /// A token was chosen.
     Token {
@@ -116,6 +121,7 @@ impl Answer {
         };
         Answer {
             generation,
+            started: Instant::now(),
             parser,
             reasoning_tokens: 0,
             called: false,
@@ -147,7 +153,9 @@ impl Answer {
     /// failure of the engine.
     pub async fn next(&mut self) -> Result<News, String> {
         match self.generation.recv().await {
-            Some(Event::Prefill { done, total }) => Ok(News::Prefill { done, total }),
+            Some(Event::Prefill { done, cached, total }) => {
+                Ok(News::Prefill { done, cached, total, elapsed: self.started.elapsed() })
+            }
             Some(Event::Token { id, text, logprobs, gap }) => {
                 let thinking = self.parser.as_ref().is_some_and(OutputParser::in_reasoning);
                 self.reasoning_tokens += usize::from(thinking);

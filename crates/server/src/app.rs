@@ -5,7 +5,7 @@ use std::time::Duration;
 use axum::Router;
 use axum::http::{Method, StatusCode, Uri};
 use axum::middleware;
-use axum::routing::{get, post};
+use axum::routing::{MethodRouter, get, post};
 
 use crate::auth::{Keys, require_key};
 use crate::chat_model::ChatModel;
@@ -44,25 +44,46 @@ pub struct App {
     pub responses: Store,
 }
 
+/// A path and what answers there.
+type Route = (&'static str, MethodRouter<App>);
+
+/// The paths that ask for a key, where the server has any.
+fn keyed() -> [Route; 13] {
+    [
+        ("/v1/chat/completions", post(chat::completions)),
+        ("/v1/completions", post(completions::completions)),
+        ("/v1/responses", post(responses::create)),
+        ("/v1/responses/input_tokens", post(responses::input_tokens)),
+        ("/v1/responses/{id}", get(stored::get).delete(stored::delete)),
+        ("/v1/responses/{id}/input_items", get(stored::input_items)),
+        ("/v1/responses/{id}/cancel", post(stored::cancel)),
+        ("/v1/messages", post(anthropic::handlers::messages)),
+        ("/v1/messages/count_tokens", post(anthropic::handlers::count_tokens)),
+        ("/v1/models", get(models::list)),
+        ("/v1/models/{*id}", get(models::one)),
+        ("/tokenize", post(tokenize::tokenize)),
+        ("/detokenize", post(tokenize::detokenize)),
+    ]
+}
+
+/// The paths that ask for none: whoever watches over the server needs none.
+fn open() -> [Route; 2] {
+    [(health::PATH, get(health::health)), ("/metrics", get(metrics::metrics))]
+}
+
+/// All paths that need the model.
+#[cfg(test)]
+pub(crate) fn paths() -> Vec<&'static str> {
+    keyed().into_iter().chain(open()).map(|(path, _)| path).collect()
+}
+
 /// Everything that needs the model. What holds before there is one, and around it, is [`crate::gate`]'s.
 pub fn router(app: App) -> Router {
-    Router::new()
-        .route("/v1/chat/completions", post(chat::completions))
-        .route("/v1/completions", post(completions::completions))
-        .route("/v1/responses", post(responses::create))
-        .route("/v1/responses/input_tokens", post(responses::input_tokens))
-        .route("/v1/responses/{id}", get(stored::get).delete(stored::delete))
-        .route("/v1/responses/{id}/input_items", get(stored::input_items))
-        .route("/v1/responses/{id}/cancel", post(stored::cancel))
-        .route("/v1/messages", post(anthropic::handlers::messages))
-        .route("/v1/messages/count_tokens", post(anthropic::handlers::count_tokens))
-        .route("/v1/models", get(models::list))
-        .route("/v1/models/{*id}", get(models::one))
-        .route("/tokenize", post(tokenize::tokenize))
-        .route("/detokenize", post(tokenize::detokenize))
-        .layer(middleware::from_fn_with_state(app.clone(), require_key))
-        .route("/health", get(health::health))
-        .route("/metrics", get(metrics::metrics))
+    let add = |router: Router<App>, (path, methods): Route| router.route(path, methods);
+    let keyed = keyed().into_iter().fold(Router::new(), add);
+    open()
+        .into_iter()
+        .fold(keyed.layer(middleware::from_fn_with_state(app.clone(), require_key)), add)
         .fallback(unknown_path)
         .method_not_allowed_fallback(wrong_method)
         .with_state(app)
@@ -70,13 +91,14 @@ pub fn router(app: App) -> Router {
 
 async fn unknown_path(uri: Uri) -> ApiError {
     let message = format!(
-        "there is nothing at {}; Lily serves POST /v1/chat/completions, /v1/completions, /v1/responses, /v1/messages, /v1/messages/count_tokens, /tokenize and /detokenize, GET /v1/models, /health and /metrics",
+        "there is nothing at {}; Lily serves POST /v1/chat/completions, /v1/completions, /v1/responses, /v1/messages, /v1/messages/count_tokens, /tokenize and /detokenize, GET /v1/models, /health, /metrics and /openapi.json",
         uri.path()
     );
     ApiError::plain(StatusCode::NOT_FOUND, "unknown_url", message)
 }
 
-async fn wrong_method(method: Method, uri: Uri) -> ApiError {
+/// The answer to a method that a path does not have.
+pub(crate) async fn wrong_method(method: Method, uri: Uri) -> ApiError {
     let message = format!("{} does not take {method}", uri.path());
     ApiError::plain(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", message)
 }

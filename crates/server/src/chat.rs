@@ -18,11 +18,20 @@ use crate::error::ApiError;
 use crate::models;
 use crate::openai::assemble::{self, Calls};
 use crate::openai::request::ChatRequest;
-use crate::openai::response::{Choice, Chunk, ChunkChoice, Completion, Delta, Usage};
+use crate::openai::response::{Choice, Chunk, ChunkChoice, Completion, Delta, PromptProgress, Usage};
+use crate::openapi::{self, chat as form};
 use crate::record::choice_id;
 use crate::sse::{self, Broken, Events};
 
-/// Handles `POST /v1/chat/completions`.
+/// Answers a chat.
+#[utoipa::path(
+    post, path = "/v1/chat/completions", tag = "OpenAI", request_body = form::Chat,
+    security((), ("bearer" = []), ("x-api-key" = [])),
+    responses(
+        (status = 200, description = "The answer; as server-sent events, each with such a body, where `stream` is true.", content((Completion = "application/json"), (Chunk = "text/event-stream"))),
+        openapi::Asked,
+    ),
+)]
 pub async fn completions(State(app): State<App>, body: Body) -> Result<Response, ApiError> {
     let body = body::bytes(body)?;
     let started = body::blocking(move || Started::new(app.model, &body)).await?;
@@ -120,6 +129,7 @@ async fn send_all(started: Started, events: Events) {
         created,
         model: model.name.clone(),
         with_usage: request.include_usage,
+        with_progress: request.return_progress,
     };
     let mut tasks = JoinSet::new();
     for (index, answer) in answers.into_iter().enumerate() {
@@ -144,7 +154,11 @@ async fn send_choice(mut writer: ChoiceWriter, mut answer: Answer) -> Result<End
     // Log probabilities of tokens whose text is still held back.
     let mut waiting = Vec::new();
     loop {
-        match sse::next(&mut answer, &writer.chunks.events).await? {
+        let news = sse::next(&mut answer, &writer.chunks.events).await?;
+        if let Some(progress) = PromptProgress::of(&news).filter(|_| writer.chunks.with_progress) {
+            writer.progress(progress).await?;
+        }
+        match news {
             News::Prefill { .. } => {}
             News::Token { deltas, scored } => {
                 waiting.extend(scored);
@@ -174,19 +188,24 @@ struct ChunkWriter {
     created: u64,
     model: String,
     with_usage: bool,
+    with_progress: bool,
 }
 
 impl ChunkWriter {
-    async fn send(&self, choices: Vec<ChunkChoice>, usage: Option<Usage>) -> Result<(), Broken> {
-        let chunk = Chunk {
+    fn chunk(&self, choices: Vec<ChunkChoice>, usage: Option<Usage>) -> Chunk {
+        Chunk {
             id: self.id.clone(),
             object: "chat.completion.chunk",
             created: self.created,
             model: self.model.clone(),
             choices,
             usage: self.with_usage.then_some(usage),
-        };
-        sse::send(&self.events, Event::default(), &chunk).await
+            prompt_progress: None,
+        }
+    }
+
+    async fn send(&self, choices: Vec<ChunkChoice>, usage: Option<Usage>) -> Result<(), Broken> {
+        sse::send(&self.events, Event::default(), &self.chunk(choices, usage)).await
     }
 }
 
@@ -213,6 +232,14 @@ impl ChoiceWriter {
         };
         let choice = ChunkChoice { index: self.index, delta, finish_reason, logprobs };
         self.chunks.send(vec![choice], None).await
+    }
+
+    /// A choice that gains nothing, so that clients which look for one find it.
+    async fn progress(&self, progress: PromptProgress) -> Result<(), Broken> {
+        let delta = Delta::default();
+        let choice = ChunkChoice { index: self.index, delta, finish_reason: None, logprobs: None };
+        let chunk = Chunk { prompt_progress: Some(progress), ..self.chunks.chunk(vec![choice], None) };
+        sse::send(&self.chunks.events, Event::default(), &chunk).await
     }
 }
 

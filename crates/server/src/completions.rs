@@ -22,11 +22,20 @@ use crate::models;
 use crate::openai::assemble::unique_id;
 use crate::openai::completion_request::{CompletionRequest, RawPrompt};
 use crate::openai::completion_response::{TextChoice, TextCompletion, TextLogProbs};
-use crate::openai::response::{CompletionDetails, PromptDetails, Usage};
+use crate::openai::response::{CompletionDetails, PromptDetails, PromptProgress, Usage};
+use crate::openapi::{self, chat as form};
 use crate::record::choice_id;
 use crate::sse::{self, Broken, Events};
 
-/// Handles `POST /v1/completions`.
+/// Continues a prompt.
+#[utoipa::path(
+    post, path = "/v1/completions", tag = "OpenAI", request_body = form::Completion,
+    security((), ("bearer" = []), ("x-api-key" = [])),
+    responses(
+        (status = 200, description = "The answer; as server-sent events, each with such a body, where `stream` is true.", content((TextCompletion = "application/json"), (TextCompletion = "text/event-stream"))),
+        openapi::Asked,
+    ),
+)]
 pub async fn completions(State(app): State<App>, body: Body) -> Result<Response, ApiError> {
     let body = body::bytes(body)?;
     let started = body::blocking(move || Started::new(app.model, &body)).await?;
@@ -80,6 +89,7 @@ impl Started {
             model: self.model.name.clone(),
             choices: Vec::new(),
             usage: None,
+            prompt_progress: None,
         }
     }
 }
@@ -164,7 +174,9 @@ async fn send_all(started: Started, events: &Events) -> Result<(), Broken> {
     let mut tasks = JoinSet::new();
     for (index, choice) in choices.into_iter().enumerate() {
         let tokenizer = request.logprobs.map(|_| model.tokenizer.clone());
-        let writer = Writer { events: events.clone(), head: head.clone(), index, tokenizer, offset: 0 };
+        let with_progress = request.return_progress;
+        let head = head.clone();
+        let writer = Writer { events: events.clone(), head, index, tokenizer, offset: 0, with_progress };
         tasks.spawn(async move { Ok((index, send_choice(writer, choice).await?)) });
     }
     let mut ends = sse::join(tasks).await?;
@@ -185,7 +197,11 @@ async fn send_choice(mut writer: Writer, choice: Choice) -> Result<End, Broken> 
     // Log probabilities of tokens whose text is still held back.
     let mut waiting = Vec::new();
     loop {
-        match sse::next(&mut answer, &writer.events).await? {
+        let news = sse::next(&mut answer, &writer.events).await?;
+        if let Some(progress) = PromptProgress::of(&news).filter(|_| writer.with_progress) {
+            writer.progress(progress).await?;
+        }
+        match news {
             News::Prefill { .. } => {}
             News::Token { deltas, scored } => {
                 waiting.extend(scored);
@@ -211,9 +227,19 @@ struct Writer {
     tokenizer: Option<Tokenizer>,
     /// Characters of the tokens scored so far.
     offset: usize,
+    with_progress: bool,
 }
 
 impl Writer {
+    /// A choice that gains nothing, so that clients which look for one find it.
+    async fn progress(&self, progress: PromptProgress) -> Result<(), Broken> {
+        let text = String::new();
+        let choice = TextChoice { index: self.index, text, logprobs: None, finish_reason: None };
+        let prompt_progress = Some(progress);
+        let event = TextCompletion { choices: vec![choice], prompt_progress, ..self.head.clone() };
+        sse::send(&self.events, Event::default(), &event).await
+    }
+
     async fn send(
         &mut self,
         text: String,

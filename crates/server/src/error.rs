@@ -8,6 +8,7 @@ use lily_engine::constraint::Subject;
 use lily_engine::engine::SubmitError;
 use lily_model::chat_template::TemplateError;
 use serde::Serialize;
+use utoipa::ToSchema;
 
 /// Seconds that a server which takes nothing at the moment asks a client to wait before it tries again.
 const RETRY_AFTER_SECONDS: u64 = 2;
@@ -30,12 +31,14 @@ pub struct ApiError {
 }
 
 /// The body of an error response.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = OpenAiError)]
 pub struct ErrorBody {
     error: ErrorDetail,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = OpenAiErrorDetail)]
 struct ErrorDetail {
     message: String,
     r#type: &'static str,

@@ -22,9 +22,9 @@ use tower_http::catch_panic::CatchPanicLayer;
 use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 
 use crate::anthropic;
-use crate::app::{App, router};
+use crate::app::{App, router, wrong_method};
 use crate::error::ApiError;
-use crate::{health, page, request_id};
+use crate::{health, openapi, page, request_id};
 
 /// See the module's page. Clones are the same gate.
 #[derive(Clone, Debug, Default)]
@@ -52,7 +52,8 @@ impl Gate {
     /// they come from one of `origins`; `*` is all.
     pub fn service(self, origins: &[HeaderValue]) -> Router {
         Router::new()
-            .route("/", get(page::page).fallback(pass))
+            .route(page::PATH, get(page::page).fallback(wrong_method))
+            .route(openapi::PATH, get(openapi::document).fallback(wrong_method))
             .fallback(pass)
             .with_state(self)
             .layer(CatchPanicLayer::custom(panicked))

@@ -8,14 +8,16 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
+use utoipa::ToSchema;
 
 use crate::app::App;
+use crate::openapi;
 
 /// Where it is.
 pub const PATH: &str = "/health";
 
 /// The body of `GET /health`.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
 struct Health {
     /// `ready`, or `failing` with status 503.
     status: &'static str,
@@ -35,10 +37,19 @@ struct Health {
 }
 
 /// The body of `GET /health` before there is a model.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
 struct Loading {
     /// `loading`.
     status: &'static str,
+}
+
+/// The bodies of `GET /health` with status 503.
+#[derive(ToSchema)]
+#[serde(untagged)]
+#[allow(dead_code, reason = "it stands in the document alone")]
+enum Unhealthy {
+    Failing(Health),
+    Loading(Loading),
 }
 
 /// The answer before there is a model.
@@ -46,7 +57,15 @@ pub fn loading() -> Response {
     (StatusCode::SERVICE_UNAVAILABLE, Json(Loading { status: "loading" })).into_response()
 }
 
-/// Handles `GET /health`.
+/// Says whether the server can answer.
+#[utoipa::path(
+    get, path = PATH, tag = "Server",
+    responses(
+        (status = 200, description = "It can.", body = Health),
+        (status = 503, description = "It cannot: the model is still loading, or the device fails.", body = Unhealthy),
+        openapi::Failing,
+    ),
+)]
 pub async fn health(State(app): State<App>) -> Response {
     let engine = &app.model.engine;
     let load = engine.load();

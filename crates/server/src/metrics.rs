@@ -20,6 +20,7 @@ use prometheus::{
 use crate::answer::End;
 use crate::app::App;
 use crate::error::ApiError;
+use crate::openapi;
 
 /// Upper bounds in seconds of the time between two tokens.
 const GAPS: [f64; 19] = [
@@ -271,7 +272,14 @@ fn signed(value: u64) -> i64 {
     i64::try_from(value).unwrap_or(i64::MAX)
 }
 
-/// Handles `GET /metrics`.
+/// Figures for Prometheus.
+#[utoipa::path(
+    get, path = "/metrics", tag = "Server",
+    responses(
+        (status = 200, description = "Prometheus' text format.", body = String, content_type = "text/plain"),
+        openapi::Watched,
+    ),
+)]
 pub async fn metrics(State(app): State<App>) -> Result<Response, ApiError> {
     let Some(metrics) = &app.model.recorder.metrics else {
         return Err(ApiError::internal("this server keeps no figures"));

@@ -4,19 +4,22 @@
 //! protocol they speak in a header, and get theirs.
 
 use axum::Json;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use chrono::{DateTime, SecondsFormat};
 use serde::Serialize;
+use utoipa::ToSchema;
 
 use crate::anthropic;
 use crate::app::App;
 use crate::chat_model::ChatModel;
 use crate::error::ApiError;
+use crate::openapi;
+use crate::path::Id;
 
 /// A model, as OpenAI's protocol describes one.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
 pub struct Model {
     id: String,
     object: &'static str,
@@ -25,14 +28,15 @@ pub struct Model {
 }
 
 /// The list of models in OpenAI's protocol.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
 pub struct ModelList {
     object: &'static str,
     data: Vec<Model>,
 }
 
 /// A model, as Anthropic's protocol describes one.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = AnthropicModel)]
 pub struct ModelInfo {
     r#type: &'static str,
     id: String,
@@ -45,12 +49,32 @@ pub struct ModelInfo {
 }
 
 /// The list of models in Anthropic's protocol.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = AnthropicModelPage)]
 pub struct ModelPage {
+    #[schema(value_type = Vec<ModelInfo>)]
     data: [ModelInfo; 1],
     has_more: bool,
     first_id: String,
     last_id: String,
+}
+
+/// The list, in either protocol.
+#[derive(ToSchema)]
+#[serde(untagged)]
+#[allow(dead_code, reason = "it stands in the document alone")]
+enum Models {
+    OpenAi(ModelList),
+    Anthropic(ModelPage),
+}
+
+/// A model, in either protocol.
+#[derive(ToSchema)]
+#[serde(untagged)]
+#[allow(dead_code, reason = "it stands in the document alone")]
+enum OneModel {
+    OpenAi(Model),
+    Anthropic(ModelInfo),
 }
 
 fn describe(model: &ChatModel) -> Model {
@@ -71,7 +95,18 @@ fn inform(model: &ChatModel) -> ModelInfo {
     }
 }
 
-/// Handles `GET /v1/models`.
+/// Lists the one model that is served.
+#[utoipa::path(
+    get, path = "/v1/models", tag = "Models",
+    params(
+        ("anthropic-version" = Option<String>, Header, description = "Asks for the answer in Anthropic's protocol."),
+    ),
+    security((), ("bearer" = []), ("x-api-key" = [])),
+    responses(
+        (status = 200, description = "The list.", body = inline(Models)),
+        openapi::Listed,
+    ),
+)]
 pub async fn list(State(app): State<App>, headers: HeaderMap) -> Response {
     if !anthropic::speaks(&headers) {
         return Json(ModelList { object: "list", data: vec![describe(&app.model)] }).into_response();
@@ -80,12 +115,20 @@ pub async fn list(State(app): State<App>, headers: HeaderMap) -> Response {
     Json(ModelPage { data: [model], has_more: false, first_id: id.clone(), last_id: id }).into_response()
 }
 
-/// Handles `GET /v1/models/{id}`.
-pub async fn one(
-    State(app): State<App>,
-    Path(id): Path<String>,
-    headers: HeaderMap,
-) -> Result<Response, ApiError> {
+/// Describes the model.
+#[utoipa::path(
+    get, path = "/v1/models/{id}", tag = "Models",
+    params(
+        ("id" = String, Path, description = "The model's name."),
+        ("anthropic-version" = Option<String>, Header, description = "Asks for the answer in Anthropic's protocol."),
+    ),
+    security((), ("bearer" = []), ("x-api-key" = [])),
+    responses(
+        (status = 200, description = "The model.", body = inline(OneModel)),
+        openapi::Named,
+    ),
+)]
+pub async fn one(State(app): State<App>, Id(id): Id, headers: HeaderMap) -> Result<Response, ApiError> {
     check(&app.model, &id, None)?;
     Ok(if anthropic::speaks(&headers) {
         Json(inform(&app.model)).into_response()

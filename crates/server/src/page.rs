@@ -14,6 +14,11 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use sha2::{Digest, Sha256};
 
+use crate::openapi;
+
+/// Where it is.
+pub const PATH: &str = "/";
+
 /// The page.
 const PAGE: &str = include_str!("page/index.html");
 
@@ -33,7 +38,14 @@ fn hash(element: &str) -> String {
     format!("sha256-{}", STANDARD.encode(Sha256::digest(text)))
 }
 
-/// Handles `GET /`.
+/// A page to chat on.
+#[utoipa::path(
+    get, path = PATH, tag = "Server",
+    responses(
+        (status = 200, description = "The page.", body = String, content_type = "text/html"),
+        openapi::Failing,
+    ),
+)]
 pub async fn page() -> Response {
     let headers = [
         (CONTENT_TYPE, "text/html; charset=utf-8"),

@@ -3,6 +3,7 @@
 use axum::Json;
 use axum::extract::State;
 use serde::Serialize;
+use utoipa::ToSchema;
 
 use crate::app::App;
 use crate::body::{self, Body};
@@ -12,9 +13,10 @@ use crate::models;
 use crate::openai::completion_request::tokens;
 use crate::openai::fields::{Fields, missing};
 use crate::openai::request::ChatRequest;
+use crate::openapi::{self, text as form};
 
 /// The body of an answer to `POST /tokenize`.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct Tokenized {
     /// Number of tokens.
     count: usize,
@@ -27,13 +29,21 @@ pub struct Tokenized {
 }
 
 /// The body of an answer to `POST /detokenize`.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct Detokenized {
     /// The text, special tokens spelled out.
     prompt: String,
 }
 
-/// Handles `POST /tokenize`.
+/// Turns a text or a conversation to tokens.
+#[utoipa::path(
+    post, path = "/tokenize", tag = "Tokens", request_body = form::Tokenize,
+    security((), ("bearer" = []), ("x-api-key" = [])),
+    responses(
+        (status = 200, description = "The tokens.", body = Tokenized),
+        openapi::Given,
+    ),
+)]
 pub async fn tokenize(State(app): State<App>, body: Body) -> Result<Json<Tokenized>, ApiError> {
     let body = body::bytes(body)?;
     body::blocking(move || tokenized(&app.model, &body)).await.map(Json)
@@ -83,7 +93,15 @@ fn check_model(model: &ChatModel, body: &Fields<'_>) -> Result<(), ApiError> {
     body.text("model")?.map_or(Ok(()), |asked| models::check(model, asked, Some("model")))
 }
 
-/// Handles `POST /detokenize`.
+/// Turns tokens to a text.
+#[utoipa::path(
+    post, path = "/detokenize", tag = "Tokens", request_body = form::Detokenize,
+    security((), ("bearer" = []), ("x-api-key" = [])),
+    responses(
+        (status = 200, description = "The text.", body = Detokenized),
+        openapi::Given,
+    ),
+)]
 pub async fn detokenize(State(app): State<App>, body: Body) -> Result<Json<Detokenized>, ApiError> {
     let bytes = body::bytes(body)?;
     body::blocking(move || detokenized(&app.model, &bytes)).await.map(Json)

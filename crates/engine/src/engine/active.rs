@@ -279,7 +279,8 @@ impl Active {
             return;
         }
         if self.chosen == 0 {
-            self.events.send(Event::Prefill { done: length, total: self.prompt });
+            let cached = self.cached.unwrap_or(0);
+            self.events.send(Event::Prefill { done: length, cached, total: self.prompt });
         }
         if length == self.prefill {
             self.choose(output, eos);

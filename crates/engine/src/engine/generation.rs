@@ -14,6 +14,8 @@ pub enum Event {
     Prefill {
         /// Tokens processed, those from the cache included.
         done: usize,
+        /// Tokens that came from the cache.
+        cached: usize,
         /// Tokens in the prompt.
         total: usize,
     },

@@ -136,7 +136,8 @@ pub fn join(events: Vec<StreamEvent>) -> Vec<Block> {
             }
             StreamEvent::MessageStart { .. }
             | StreamEvent::MessageDelta { .. }
-            | StreamEvent::MessageStop => {}
+            | StreamEvent::MessageStop
+            | StreamEvent::Ping { .. } => {}
         }
     }
     blocks

@@ -10,6 +10,7 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
+use utoipa::ToSchema;
 
 use crate::error::ApiError;
 
@@ -21,13 +22,15 @@ const SHARED: &str = "/v1/models";
 const OVERLOADED: u16 = 529;
 
 /// The body of an error response, and the last event of a stream that fails half-way.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, ToSchema)]
+#[schema(as = AnthropicError)]
 pub struct ErrorBody {
     r#type: &'static str,
     error: ErrorDetail,
 }
 
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, ToSchema)]
+#[schema(as = AnthropicErrorDetail)]
 struct ErrorDetail {
     r#type: &'static str,
     message: String,

@@ -7,7 +7,7 @@ use axum::response::{IntoResponse, Response};
 use lily_engine::constraint::Subject;
 use lily_engine::engine::{FinishReason, Request, SubmitError};
 use lily_engine::reasoning::prompt_opens_reasoning;
-use serde_json::{Map, json};
+use serde_json::Map;
 
 use super::blocks::{self, BlockWriter};
 use super::error::ErrorBody;
@@ -21,20 +21,39 @@ use crate::error::ApiError;
 use crate::models;
 use crate::openai::assemble::unique_id;
 use crate::openai::fields::missing;
+use crate::openai::response::PromptProgress;
+use crate::openapi::{self, messages as form};
 use crate::sse::{self, Broken, Events};
 
-/// Handles `POST /v1/messages`.
+/// Answers with a message.
+#[utoipa::path(
+    post, path = "/v1/messages", tag = "Anthropic", request_body = form::Request,
+    security((), ("bearer" = []), ("x-api-key" = [])),
+    responses(
+        (status = 200, description = "The answer; as server-sent events, each with such a body, where `stream` is true.", content((Message = "application/json"), (StreamEvent = "text/event-stream"))),
+        openapi::Messaged,
+    ),
+)]
 pub async fn messages(State(app): State<App>, body: Body) -> Result<Response, ApiError> {
     let body = body::bytes(body)?;
     let started = body::blocking(move || Started::new(&app.model, &body)).await?;
     if !started.stream {
         return Ok(Json(whole(started).await?).into_response());
     }
-    let idle = event("ping", &json!({"type": "ping"}));
+    let idle = StreamEvent::Ping { prompt_progress: None };
+    let idle = event(idle.name(), &idle);
     Ok(sse::respond(idle, |events| stream(started, events)))
 }
 
-/// Handles `POST /v1/messages/count_tokens`.
+/// Counts what a request would give the model.
+#[utoipa::path(
+    post, path = "/v1/messages/count_tokens", tag = "Anthropic", request_body = form::Counted,
+    security((), ("bearer" = []), ("x-api-key" = [])),
+    responses(
+        (status = 200, description = "The count.", body = TokenCount),
+        openapi::MessagesGiven,
+    ),
+)]
 pub async fn count_tokens(State(app): State<App>, body: Body) -> Result<Json<TokenCount>, ApiError> {
     let body = body::bytes(body)?;
     let count = body::blocking(move || {
@@ -73,6 +92,7 @@ struct Started {
     max_tokens: usize,
     omit_thinking: bool,
     stream: bool,
+    return_progress: bool,
 }
 
 impl Started {
@@ -109,6 +129,7 @@ impl Started {
             max_tokens,
             omit_thinking: request.thinking.omitted,
             stream: request.stream,
+            return_progress: request.return_progress,
         })
     }
 }
@@ -151,12 +172,17 @@ async fn stream(started: Started, events: Events) {
 }
 
 async fn send_all(started: Started, events: &Events) -> Result<(), Broken> {
-    let Started { mut answer, message, stop_sequences, max_tokens, omit_thinking, .. } = started;
+    let Started { mut answer, message, stop_sequences, max_tokens, omit_thinking, return_progress, .. } =
+        started;
     // What the cache has is not known yet; the last event corrects the counts.
     send(events, &StreamEvent::MessageStart { message }).await?;
     let mut writer = BlockWriter::new(answer.turn(), omit_thinking);
     loop {
-        let (parts, end) = match sse::next(&mut answer, events).await? {
+        let news = sse::next(&mut answer, events).await?;
+        if let Some(progress) = PromptProgress::of(&news).filter(|_| return_progress) {
+            send(events, &StreamEvent::Ping { prompt_progress: Some(progress) }).await?;
+        }
+        let (parts, end) = match news {
             News::Prefill { .. } => continue,
             News::Token { deltas, .. } => (deltas, None),
             News::End { deltas, end } => (deltas, Some(end)),

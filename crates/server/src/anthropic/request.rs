@@ -9,7 +9,7 @@ use crate::body;
 use crate::error::ApiError;
 use crate::openai::constraints::Asked;
 use crate::openai::fields::{Fields, missing, not_among, wrong_type};
-use crate::openai::request::{SamplingRequest, sampling};
+use crate::openai::request::{SamplingRequest, return_progress, sampling};
 
 /// What a client asked for. Ranges of the sampling fields are checked later, by
 /// [`SamplingParams::validate`](lily_engine::sampler::SamplingParams::validate).
@@ -33,6 +33,8 @@ pub struct MessagesRequest {
     pub max_tokens: Option<usize>,
     /// Whether the answer comes as events.
     pub stream: bool,
+    /// Whether a stream tells how far the prompt has been read.
+    pub return_progress: bool,
 }
 
 /// The field `thinking`.
@@ -53,6 +55,7 @@ impl MessagesRequest {
         let body = Fields::body(&value)?;
         refuse_unsupported(&body)?;
         let tools = tools::declared(&body, format(&body)?)?;
+        let stream = body.boolean("stream")?.unwrap_or(false);
         let max_tokens = body.integer("max_tokens", 1..=i64::from(u32::MAX))?.map(|most| most as usize);
         Ok(MessagesRequest {
             model: body.text("model")?.map(str::to_string),
@@ -63,7 +66,8 @@ impl MessagesRequest {
             sampling: sampling(&body)?,
             stop_sequences: stop_sequences(&body)?,
             max_tokens,
-            stream: body.boolean("stream")?.unwrap_or(false),
+            stream,
+            return_progress: return_progress(&body, stream)?,
         })
     }
 }

@@ -2,9 +2,13 @@
 
 use serde::Serialize;
 use serde_json::Value;
+use utoipa::ToSchema;
+
+use crate::openai::response::PromptProgress;
 
 /// A whole answer; in a stream's first event one without content.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, ToSchema)]
+#[schema(as = AnthropicMessage)]
 pub struct Message {
     /// `msg_…`, unique in this process.
     pub id: String,
@@ -25,8 +29,9 @@ pub struct Message {
 }
 
 /// A part of an answer; in the event that starts it, an empty one.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
+#[schema(as = AnthropicBlock)]
 pub enum Block {
     /// The answer.
     Text {
@@ -47,13 +52,15 @@ pub enum Block {
         /// The tool's name.
         name: String,
         /// The arguments, an object.
+        #[schema(value_type = Object)]
         input: Value,
     },
 }
 
 /// A gain of the block that is open.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
+#[schema(as = AnthropicDelta)]
 pub enum BlockDelta {
     /// More of a text.
     TextDelta {
@@ -78,8 +85,9 @@ pub enum BlockDelta {
 }
 
 /// One event of a stream. Its name, on the event's own line, is its `type`.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, ToSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
+#[schema(as = AnthropicEvent)]
 pub enum StreamEvent {
     /// The first event.
     MessageStart {
@@ -114,6 +122,12 @@ pub enum StreamEvent {
     },
     /// The last event.
     MessageStop,
+    /// A sign of life.
+    Ping {
+        /// How far the prompt has been read, where the request asked for that.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        prompt_progress: Option<PromptProgress>,
+    },
 }
 
 impl StreamEvent {
@@ -126,12 +140,14 @@ impl StreamEvent {
             StreamEvent::ContentBlockStop { .. } => "content_block_stop",
             StreamEvent::MessageDelta { .. } => "message_delta",
             StreamEvent::MessageStop => "message_stop",
+            StreamEvent::Ping { .. } => "ping",
         }
     }
 }
 
 /// How a message ended.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, ToSchema)]
+#[schema(as = AnthropicMessageEnd)]
 pub struct MessageEnd {
     /// Why.
     pub stop_reason: &'static str,
@@ -140,7 +156,8 @@ pub struct MessageEnd {
 }
 
 /// Tokens read and written. Those read are the first three together.
-#[derive(Clone, Copy, Debug, Default, Serialize)]
+#[derive(Clone, Copy, Debug, Default, Serialize, ToSchema)]
+#[schema(as = AnthropicUsage)]
 pub struct Usage {
     /// Tokens of the rendered prompt that were processed.
     pub input_tokens: usize,
@@ -155,14 +172,16 @@ pub struct Usage {
 }
 
 /// What generated tokens were spent on.
-#[derive(Clone, Copy, Debug, Default, Serialize)]
+#[derive(Clone, Copy, Debug, Default, Serialize, ToSchema)]
+#[schema(as = AnthropicOutputDetails)]
 pub struct OutputDetails {
     /// Tokens of thinking.
     pub thinking_tokens: usize,
 }
 
 /// The body of `POST /v1/messages/count_tokens`.
-#[derive(Clone, Copy, Debug, Serialize)]
+#[derive(Clone, Copy, Debug, Serialize, ToSchema)]
+#[schema(as = AnthropicTokenCount)]
 pub struct TokenCount {
     /// Tokens of the rendered prompt.
     pub input_tokens: usize,

@@ -4,7 +4,7 @@ use lily_engine::sampler::MAX_LOGPROBS;
 use serde_json::Value;
 
 use super::fields::{Fields, missing, wrong_type};
-use super::request::{MAX_CHOICES, SamplingRequest, include_usage, sampling, stop};
+use super::request::{MAX_CHOICES, SamplingRequest, include_usage, return_progress, sampling, stop};
 use crate::body;
 use crate::error::ApiError;
 
@@ -36,6 +36,8 @@ pub struct CompletionRequest {
     pub stream: bool,
     /// Whether a stream ends with an event that carries `usage`.
     pub include_usage: bool,
+    /// Whether a stream tells how far prompts have been read.
+    pub return_progress: bool,
     /// Alternatives per position to report beside the chosen token's log probability; `None`: no log
     /// probabilities.
     pub logprobs: Option<usize>,
@@ -85,6 +87,7 @@ impl CompletionRequest {
             echo,
             stream,
             include_usage: include_usage(&body, stream)?,
+            return_progress: return_progress(&body, stream)?,
             logprobs,
         })
     }

@@ -4,11 +4,12 @@ use lily_engine::sampler::TokenLogprobs;
 use lily_model::tokenizer::Tokenizer;
 use serde::Serialize;
 use serde_json::{Map, Value};
+use utoipa::ToSchema;
 
-use super::response::Usage;
+use super::response::{PromptProgress, Usage};
 
 /// A whole answer, or one event of a stream.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct TextCompletion {
     /// `cmpl-…`, unique in this process and the same for every event of a stream.
     pub id: String,
@@ -22,11 +23,15 @@ pub struct TextCompletion {
     pub choices: Vec<TextChoice>,
     /// Tokens read and written. In a stream as in [`Chunk`](super::response::Chunk).
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<Usage>)]
     pub usage: Option<Option<Usage>>,
+    /// How far a prompt has been read, in events of their own.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prompt_progress: Option<PromptProgress>,
 }
 
 /// One continuation, or a piece of it.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct TextChoice {
     /// Its place among the choices.
     pub index: usize,
@@ -39,13 +44,14 @@ pub struct TextChoice {
 }
 
 /// Log probabilities in the protocol's older form: lists side by side, one entry a token.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, ToSchema)]
 pub struct TextLogProbs {
     /// Each token's text.
     pub tokens: Vec<String>,
     /// Natural logarithm of each token's probability.
     pub token_logprobs: Vec<f64>,
     /// The likeliest tokens at each place, the chosen one among them, by their text.
+    #[schema(value_type = Vec<HashMap<String, f64>>)]
     pub top_logprobs: Vec<Map<String, Value>>,
     /// Where each token begins in the choice's text, in characters.
     pub text_offset: Vec<usize>,

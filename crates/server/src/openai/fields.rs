@@ -38,6 +38,8 @@ impl<'a> Fields<'a> {
 
     /// The field's value; `null` counts as absent.
     pub fn get(&self, name: &str) -> Option<&'a Value> {
+        #[cfg(test)]
+        RECORDED.with_borrow_mut(|fields| self.path.is_empty().then(|| fields.insert(name.to_string())));
         self.map.get(name).filter(|value| !value.is_null())
     }
 
@@ -111,6 +113,21 @@ impl<'a> Fields<'a> {
             value => Ok(value),
         }
     }
+}
+
+#[cfg(test)]
+thread_local! {
+    /// The fields of bodies that were asked for in this thread.
+    static RECORDED: std::cell::RefCell<std::collections::BTreeSet<String>> = const {
+        std::cell::RefCell::new(std::collections::BTreeSet::new())
+    };
+}
+
+/// What `read` gives, and which fields of a body it asked for, absent ones among them.
+#[cfg(test)]
+pub(crate) fn recorded<T>(read: impl FnOnce() -> T) -> (T, std::collections::BTreeSet<String>) {
+    RECORDED.take();
+    (read(), RECORDED.take())
 }
 
 /// The error for a value of the wrong JSON type.

@@ -49,6 +49,8 @@ pub struct ChatRequest {
     pub stream: bool,
     /// Whether a stream ends with an event that carries `usage`.
     pub include_usage: bool,
+    /// Whether a stream tells how far the prompt has been read.
+    pub return_progress: bool,
     /// Alternatives per position to report beside the chosen token's log probability; `None`: no log
     /// probabilities.
     pub logprobs: Option<usize>,
@@ -103,6 +105,7 @@ impl ChatRequest {
             n: body.integer("n", 1..=MAX_CHOICES)?.unwrap_or(1) as usize,
             stream,
             include_usage: include_usage(&body, stream)?,
+            return_progress: return_progress(&body, stream)?,
             logprobs: logprobs(&body)?,
         })
     }
@@ -274,6 +277,16 @@ pub(crate) fn include_usage(body: &Fields<'_>, stream: bool) -> Result<bool, Api
     // Padding against traffic analysis: of no use on a loopback, and it changes no content.
     options.boolean("include_obfuscation")?;
     Ok(options.boolean("include_usage")?.unwrap_or(false))
+}
+
+pub(crate) fn return_progress(body: &Fields<'_>, stream: bool) -> Result<bool, ApiError> {
+    match body.boolean("return_progress")? {
+        Some(true) if !stream => {
+            let message = "`return_progress` may be true only where `stream` is true";
+            Err(ApiError::invalid("return_progress", message))
+        }
+        wanted => Ok(wanted.unwrap_or(false)),
+    }
 }
 
 fn logprobs(body: &Fields<'_>) -> Result<Option<usize>, ApiError> {

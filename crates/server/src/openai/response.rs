@@ -2,9 +2,13 @@
 //! `chat.completion.chunk`s.
 
 use serde::Serialize;
+use utoipa::ToSchema;
+
+use crate::answer::News;
 
 /// A whole answer.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, ToSchema)]
+#[schema(as = ChatCompletion)]
 pub struct Completion {
     /// `chatcmpl-…`, unique in this process.
     pub id: String,
@@ -21,7 +25,8 @@ pub struct Completion {
 }
 
 /// One of the answers.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, ToSchema)]
+#[schema(as = ChatChoice)]
 pub struct Choice {
     /// Its place among the choices.
     pub index: usize,
@@ -34,7 +39,8 @@ pub struct Choice {
 }
 
 /// The model's turn.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, ToSchema)]
+#[schema(as = ChatMessage)]
 pub struct Message {
     /// Always `assistant`.
     pub role: &'static str,
@@ -51,7 +57,7 @@ pub struct Message {
 }
 
 /// One call of a tool.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct ToolCall {
     /// `call_…`, unique in this process.
     pub id: String,
@@ -62,7 +68,7 @@ pub struct ToolCall {
 }
 
 /// Name and arguments of a call.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct FunctionCall {
     /// The tool's name.
     pub name: String,
@@ -71,7 +77,8 @@ pub struct FunctionCall {
 }
 
 /// One event of a stream.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, ToSchema)]
+#[schema(as = ChatCompletionChunk)]
 pub struct Chunk {
     /// The same for every event of the stream.
     pub id: String,
@@ -86,11 +93,16 @@ pub struct Chunk {
     /// Last event's totals. `None` leaves the field out, `Some(None)` says null, as the protocol wants in
     /// every other event where usage was asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<Usage>)]
     pub usage: Option<Option<Usage>>,
+    /// How far the prompt has been read, in events of their own.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prompt_progress: Option<PromptProgress>,
 }
 
 /// What one choice gained.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, ToSchema)]
+#[schema(as = ChatChunkChoice)]
 pub struct ChunkChoice {
     /// The choice's place.
     pub index: usize,
@@ -103,7 +115,8 @@ pub struct ChunkChoice {
 }
 
 /// A piece of the model's turn.
-#[derive(Clone, Debug, Default, Serialize)]
+#[derive(Clone, Debug, Default, Serialize, ToSchema)]
+#[schema(as = ChatDelta)]
 pub struct Delta {
     /// `assistant`, in the choice's first event.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -120,7 +133,7 @@ pub struct Delta {
 }
 
 /// A piece of a tool call: id, type and name come first, then the arguments' text.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct ToolCallDelta {
     /// The call's place among the turn's calls.
     pub index: usize,
@@ -135,7 +148,7 @@ pub struct ToolCallDelta {
 }
 
 /// A piece of a call's name and arguments.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct FunctionDelta {
     /// The name, in the first piece.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -145,7 +158,8 @@ pub struct FunctionDelta {
 }
 
 /// Log probabilities of generated tokens.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, ToSchema)]
+#[schema(as = ChatLogProbs)]
 pub struct LogProbs {
     /// One entry a token, in order.
     pub content: Vec<TokenLogProb>,
@@ -154,7 +168,7 @@ pub struct LogProbs {
 }
 
 /// One token, how likely it was and what else was likely.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct TokenLogProb {
     /// Its text.
     pub token: String,
@@ -167,7 +181,8 @@ pub struct TokenLogProb {
 }
 
 /// One of the likeliest tokens at a position.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, ToSchema)]
+#[schema(as = AlternativeToken)]
 pub struct Alternative {
     /// Its text.
     pub token: String,
@@ -177,8 +192,32 @@ pub struct Alternative {
     pub bytes: Vec<u8>,
 }
 
+/// How far the prompt has been read, in an event of a stream whose request asked for it with `return_progress`. The
+/// names are those of llama.cpp's server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema)]
+pub struct PromptProgress {
+    /// Tokens of the prompt.
+    pub total: usize,
+    /// Those among them that came from the prefix cache.
+    pub cache: usize,
+    /// Tokens read so far, those from the cache included.
+    pub processed: usize,
+    /// Milliseconds since the request.
+    pub time_ms: u64,
+}
+
+impl PromptProgress {
+    /// What `news` says of a prompt, where it does.
+    pub fn of(news: &News) -> Option<PromptProgress> {
+        let &News::Prefill { done, cached, total, elapsed } = news else { return None };
+        let time_ms = u64::try_from(elapsed.as_millis()).unwrap_or(u64::MAX);
+        Some(PromptProgress { total, cache: cached, processed: done, time_ms })
+    }
+}
+
 /// Tokens read and written.
-#[derive(Clone, Copy, Debug, Default, Serialize)]
+#[derive(Clone, Copy, Debug, Default, Serialize, ToSchema)]
+#[schema(as = ChatUsage)]
 pub struct Usage {
     /// Tokens of the rendered prompt.
     pub prompt_tokens: usize,
@@ -193,14 +232,14 @@ pub struct Usage {
 }
 
 /// What became of the prompt's tokens.
-#[derive(Clone, Copy, Debug, Default, Serialize)]
+#[derive(Clone, Copy, Debug, Default, Serialize, ToSchema)]
 pub struct PromptDetails {
     /// Tokens that came from the prefix cache; the others were processed.
     pub cached_tokens: usize,
 }
 
 /// What generated tokens were spent on.
-#[derive(Clone, Copy, Debug, Default, Serialize)]
+#[derive(Clone, Copy, Debug, Default, Serialize, ToSchema)]
 pub struct CompletionDetails {
     /// Tokens of thinking.
     pub reasoning_tokens: usize,

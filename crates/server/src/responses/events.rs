@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! response.created, response.in_progress
+//!   response.prompt_progress                                Lily's own, where the request asks for it
 //!   response.output_item.added                              for each item
 //!     response.content_part.added                           reasoning and text
 //!     …_text.delta…, …_text.done  /  …arguments.delta…, …arguments.done
@@ -11,14 +12,16 @@
 //! ```
 
 use serde::Serialize;
+use utoipa::ToSchema;
 
 use super::response::{Item, Part, Response};
-use crate::openai::response::TokenLogProb;
+use crate::openai::response::{PromptProgress, TokenLogProb};
 
 /// One event. Its name, on the event's own line, is its `type`.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, ToSchema)]
 #[serde(tag = "type")]
 #[allow(missing_docs)] // The names are the protocol's, and say what happened.
+#[schema(as = ResponseEventKind)]
 pub enum StreamEvent {
     #[serde(rename = "response.created")]
     Created { response: Response },
@@ -30,6 +33,8 @@ pub enum StreamEvent {
     Incomplete { response: Response },
     #[serde(rename = "response.failed")]
     Failed { response: Response },
+    #[serde(rename = "response.prompt_progress")]
+    PromptProgress { prompt_progress: PromptProgress },
     #[serde(rename = "response.output_item.added")]
     ItemAdded { output_index: usize, item: Item },
     #[serde(rename = "response.output_item.done")]
@@ -77,7 +82,8 @@ pub enum StreamEvent {
 }
 
 /// An event with its place in the stream.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = ResponseEvent)]
 pub struct Numbered {
     /// The event.
     #[serde(flatten)]
@@ -95,6 +101,7 @@ impl StreamEvent {
             StreamEvent::Completed { .. } => "response.completed",
             StreamEvent::Incomplete { .. } => "response.incomplete",
             StreamEvent::Failed { .. } => "response.failed",
+            StreamEvent::PromptProgress { .. } => "response.prompt_progress",
             StreamEvent::ItemAdded { .. } => "response.output_item.added",
             StreamEvent::ItemDone { .. } => "response.output_item.done",
             StreamEvent::PartAdded { .. } => "response.content_part.added",

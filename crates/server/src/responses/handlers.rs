@@ -22,9 +22,19 @@ use crate::chat_model::{ChatModel, Prompt, unix_time};
 use crate::error::ApiError;
 use crate::models;
 use crate::openai::assemble::{log_probs, secret_id};
+use crate::openai::response::PromptProgress;
+use crate::openapi::{self, responses as form};
 use crate::sse::{self, Broken, Events};
 
-/// Handles `POST /v1/responses`.
+/// Answers with a response.
+#[utoipa::path(
+    post, path = "/v1/responses", tag = "OpenAI", request_body = form::Request,
+    security((), ("bearer" = []), ("x-api-key" = [])),
+    responses(
+        (status = 200, description = "The answer; as server-sent events, each with such a body, where `stream` is true.", content((Response = "application/json"), (Numbered = "text/event-stream"))),
+        openapi::Asked,
+    ),
+)]
 pub async fn create(State(app): State<App>, body: Body) -> Result<HttpResponse, ApiError> {
     let body = body::bytes(body)?;
     let started = body::blocking(move || Started::new(&app, &body)).await?;
@@ -34,7 +44,15 @@ pub async fn create(State(app): State<App>, body: Body) -> Result<HttpResponse, 
     Ok(Json(whole(started).await?).into_response())
 }
 
-/// Handles `POST /v1/responses/input_tokens`.
+/// Counts what a request would give the model.
+#[utoipa::path(
+    post, path = "/v1/responses/input_tokens", tag = "OpenAI", request_body = form::Request,
+    security((), ("bearer" = []), ("x-api-key" = [])),
+    responses(
+        (status = 200, description = "The count.", body = InputTokens),
+        openapi::Given,
+    ),
+)]
 pub async fn input_tokens(State(app): State<App>, body: Body) -> Result<Json<InputTokens>, ApiError> {
     let body = body::bytes(body)?;
     let count = body::blocking(move || {
@@ -100,6 +118,7 @@ struct Started {
     /// Where the response is kept, and what with it.
     keep: Option<(Store, Option<String>, Vec<Value>)>,
     stream: bool,
+    return_progress: bool,
 }
 
 impl Started {
@@ -148,13 +167,18 @@ impl Started {
             tokenizer: request.logprobs.map(|_| model.tokenizer.clone()),
             keep,
             stream: request.stream,
+            return_progress: request.return_progress,
         })
     }
 
     /// What happens next, as events; true with the last of them. The last is not among them.
     fn events(&mut self, news: News, waiting: &mut Scored) -> (Vec<StreamEvent>, bool) {
         let (deltas, end) = match news {
-            News::Prefill { .. } => return (Vec::new(), false),
+            News::Prefill { .. } => {
+                let progress = PromptProgress::of(&news).filter(|_| self.return_progress);
+                let event = |prompt_progress| StreamEvent::PromptProgress { prompt_progress };
+                return (progress.map(event).into_iter().collect(), false);
+            }
             News::Token { deltas, scored } => {
                 waiting.extend(scored);
                 (deltas, None)

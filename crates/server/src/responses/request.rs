@@ -85,6 +85,8 @@ pub struct ResponsesRequest {
     pub store: bool,
     /// Whether the answer comes as events.
     pub stream: bool,
+    /// Whether a stream tells how far the prompt has been read.
+    pub return_progress: bool,
     /// Fields that the answer repeats.
     pub echo: Map<String, Value>,
 }
@@ -122,6 +124,7 @@ impl ResponsesRequest {
             wish: Wish { summary, sealed: included.contains(&SEALED_REASONING) },
             store: body.boolean("store")?.unwrap_or(true),
             stream,
+            return_progress: request::return_progress(&body, stream)?,
             echo: echo(&body, format, top),
         })
     }

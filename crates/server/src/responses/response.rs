@@ -2,11 +2,13 @@
 
 use serde::Serialize;
 use serde_json::{Map, Value};
+use utoipa::ToSchema;
 
 use crate::openai::response::TokenLogProb;
+use crate::openapi::responses::Echo;
 
 /// A response; while it is generated, one without an end.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct Response {
     /// `resp_…`.
     pub id: String,
@@ -40,11 +42,13 @@ pub struct Response {
     pub usage: Option<Usage>,
     /// Fields of the request, as it sent them or by their defaults.
     #[serde(flatten)]
+    #[schema(value_type = Echo)]
     pub echo: Map<String, Value>,
 }
 
 /// Why a response failed.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, ToSchema)]
+#[schema(as = ResponseFailure)]
 pub struct Failure {
     /// A word for programs.
     pub code: &'static str,
@@ -53,15 +57,17 @@ pub struct Failure {
 }
 
 /// Why a response is incomplete.
-#[derive(Clone, Copy, Debug, Serialize)]
+#[derive(Clone, Copy, Debug, Serialize, ToSchema)]
+#[schema(as = ResponseIncomplete)]
 pub struct Incomplete {
     /// `max_output_tokens`, which stands for the end of the context too.
     pub reason: &'static str,
 }
 
 /// A part of the output.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, ToSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
+#[schema(as = ResponseItem)]
 pub enum Item {
     /// The thinking before the answer.
     Reasoning {
@@ -124,14 +130,16 @@ pub enum Item {
 }
 
 /// A part of an item.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, ToSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
+#[schema(as = ResponsePart)]
 pub enum Part {
     /// Text of the answer.
     OutputText {
         /// The text.
         text: String,
         /// Always empty: Lily cites nothing.
+        #[schema(value_type = Vec<Object>)]
         annotations: [(); 0],
         /// Log probabilities of its tokens, where asked for.
         logprobs: Vec<TokenLogProb>,
@@ -149,7 +157,8 @@ pub enum Part {
 }
 
 /// Tokens read and written.
-#[derive(Clone, Copy, Debug, Default, Serialize)]
+#[derive(Clone, Copy, Debug, Default, Serialize, ToSchema)]
+#[schema(as = ResponseUsage)]
 pub struct Usage {
     /// Tokens of the rendered prompt.
     pub input_tokens: usize,
@@ -164,7 +173,8 @@ pub struct Usage {
 }
 
 /// What became of the prompt's tokens.
-#[derive(Clone, Copy, Debug, Default, Serialize)]
+#[derive(Clone, Copy, Debug, Default, Serialize, ToSchema)]
+#[schema(as = ResponseInputDetails)]
 pub struct InputDetails {
     /// Tokens that came from the prefix cache.
     pub cached_tokens: usize,
@@ -173,14 +183,16 @@ pub struct InputDetails {
 }
 
 /// What generated tokens were spent on.
-#[derive(Clone, Copy, Debug, Default, Serialize)]
+#[derive(Clone, Copy, Debug, Default, Serialize, ToSchema)]
+#[schema(as = ResponseOutputDetails)]
 pub struct OutputDetails {
     /// Tokens of thinking.
     pub reasoning_tokens: usize,
 }
 
 /// The body of an answer to `DELETE /v1/responses/{id}`.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, ToSchema)]
+#[schema(as = ResponseDeleted)]
 pub struct Deleted {
     /// The response's id.
     pub id: String,
@@ -191,11 +203,13 @@ pub struct Deleted {
 }
 
 /// The body of an answer to `GET /v1/responses/{id}/input_items`.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, ToSchema)]
+#[schema(as = ResponseItemList)]
 pub struct ItemList {
     /// Always `list`.
     pub object: &'static str,
     /// The items.
+    #[schema(value_type = Vec<Object>)]
     pub data: Vec<Value>,
     /// Id of the first.
     pub first_id: Option<String>,
@@ -206,7 +220,8 @@ pub struct ItemList {
 }
 
 /// The body of an answer to `POST /v1/responses/input_tokens`.
-#[derive(Clone, Copy, Debug, Serialize)]
+#[derive(Clone, Copy, Debug, Serialize, ToSchema)]
+#[schema(as = ResponseInputTokens)]
 pub struct InputTokens {
     /// Always `response.input_tokens`.
     pub object: &'static str,

@@ -1,25 +1,50 @@
 //! Responses that are kept: `GET` and `DELETE /v1/responses/{id}`, its `input_items` and `cancel`.
 
 use axum::Json;
-use axum::extract::{Path, Query, State};
+use axum::extract::{Query, State};
 use axum::http::StatusCode;
 use serde_json::Value;
+use utoipa::ToSchema;
 
-use super::response::{Deleted, ItemList};
+use super::response::{Deleted, ItemList, Response};
 use super::store::{NotKept, Store};
 use crate::app::App;
 use crate::error::ApiError;
+use crate::openapi;
+use crate::path::Id;
 
 /// Items of one page, and the most that may be asked for.
 const PAGE: (usize, usize) = (20, 100);
 
+/// Which item comes first.
+#[derive(ToSchema)]
+#[schema(as = ResponseItemOrder)]
+#[serde(rename_all = "snake_case")]
+#[allow(dead_code, reason = "it stands in the document alone")]
+enum Order {
+    Asc,
+    Desc,
+}
+
 /// The query of a request, as names and values.
 type Parameters = Query<Vec<(String, String)>>;
 
-/// Handles `GET /v1/responses/{id}`.
+/// Finds a response that is kept.
+#[utoipa::path(
+    get, path = "/v1/responses/{id}", tag = "OpenAI",
+    params(
+        ("id" = String, Path, description = "The response's id."),
+        ("stream" = Option<bool>, Query, description = "A response that is kept is complete: not true."),
+    ),
+    security((), ("bearer" = []), ("x-api-key" = [])),
+    responses(
+        (status = 200, description = "The response.", body = Response),
+        openapi::Known,
+    ),
+)]
 pub async fn get(
     State(app): State<App>,
-    Path(id): Path<String>,
+    Id(id): Id,
     Query(parameters): Parameters,
 ) -> Result<Json<Value>, ApiError> {
     if parameters.iter().any(|(name, value)| name == "stream" && value == "true") {
@@ -29,25 +54,60 @@ pub async fn get(
     app.responses.get(&id).map(|kept| Json(kept.response.clone())).ok_or_else(|| unknown(&id))
 }
 
-/// Handles `DELETE /v1/responses/{id}`.
-pub async fn delete(State(app): State<App>, Path(id): Path<String>) -> Result<Json<Deleted>, ApiError> {
+/// Forgets a response.
+#[utoipa::path(
+    delete, path = "/v1/responses/{id}", tag = "OpenAI",
+    params(
+        ("id" = String, Path, description = "The response's id."),
+    ),
+    security((), ("bearer" = []), ("x-api-key" = [])),
+    responses(
+        (status = 200, description = "It is gone.", body = Deleted),
+        openapi::Known,
+    ),
+)]
+pub async fn delete(State(app): State<App>, Id(id): Id) -> Result<Json<Deleted>, ApiError> {
     if !app.responses.delete(&id) {
         return Err(unknown(&id));
     }
     Ok(Json(Deleted { id, object: "response", deleted: true }))
 }
 
-/// Handles `POST /v1/responses/{id}/cancel`.
-pub async fn cancel(State(app): State<App>, Path(id): Path<String>) -> Result<Json<Value>, ApiError> {
+/// Refuses to cancel a response: none runs in the background.
+#[utoipa::path(
+    post, path = "/v1/responses/{id}/cancel", tag = "OpenAI",
+    params(
+        ("id" = String, Path, description = "The response's id."),
+    ),
+    security((), ("bearer" = []), ("x-api-key" = [])),
+    responses(
+        openapi::Known,
+    ),
+)]
+pub async fn cancel(State(app): State<App>, Id(id): Id) -> Result<Json<Value>, ApiError> {
     app.responses.get(&id).ok_or_else(|| unknown(&id))?;
     let message = "only a response that runs in the background can be cancelled, and Lily has none; close the connection of one that is under way";
     Err(ApiError::plain(StatusCode::BAD_REQUEST, "not_in_background", message))
 }
 
-/// Handles `GET /v1/responses/{id}/input_items`: all that the model was given, in pages.
+/// Lists all that the model was given, in pages.
+#[utoipa::path(
+    get, path = "/v1/responses/{id}/input_items", tag = "OpenAI",
+    params(
+        ("id" = String, Path, description = "The response's id."),
+        ("limit" = Option<u32>, Query, description = "Items of a page; 20 where absent.", minimum = 1, maximum = 100),
+        ("order" = inline(Option<Order>), Query, description = "The last first where absent."),
+        ("after" = Option<String>, Query, description = "The id of the item before the page."),
+    ),
+    security((), ("bearer" = []), ("x-api-key" = [])),
+    responses(
+        (status = 200, description = "A page.", body = ItemList),
+        openapi::Known,
+    ),
+)]
 pub async fn input_items(
     State(app): State<App>,
-    Path(id): Path<String>,
+    Id(id): Id,
     Query(parameters): Parameters,
 ) -> Result<Json<ItemList>, ApiError> {
     let parameter = |name: &str| parameters.iter().find(|(key, _)| key == name).map(|(_, value)| &**value);
