@@ -29,6 +29,9 @@ impl Default for Patience {
     }
 }
 
+/// How long streams that were cancelled may take to say so to their clients.
+const LAST_WORDS: Duration = Duration::from_secs(1);
+
 /// Serves until `stop` completes, then lets answers under way finish for [`Patience::grace`], and cancels the
 /// rest. `service` is [`Gate::service`] of `gate`.
 ///
@@ -57,9 +60,12 @@ pub async fn serve(
     }
     drop(listener);
     // Whatever still runs after that has had its time.
-    let _ = tokio::time::timeout(patience.grace, connections.shutdown()).await;
+    let mut done = std::pin::pin!(connections.shutdown());
+    let _ = tokio::time::timeout(patience.grace, &mut done).await;
     let Some(engine) = gate.engine().cloned() else { return Ok(()) };
     let ended = tokio::task::spawn_blocking(move || engine.shutdown(Duration::ZERO)).await;
+    // Those who were cut off are still to be told so.
+    let _ = tokio::time::timeout(LAST_WORDS, done).await;
     ended.map_err(std::io::Error::other)
 }
 
