@@ -197,8 +197,8 @@ fn on_card(
     chosen: String,
 ) -> anyhow::Result<Opened> {
     use lily_cuda::cache::Cache;
-    use lily_cuda::memory_plan::Context;
     use lily_cuda::{CudaBackend, CudaOptions};
+    use lily_gpu::memory::Context;
 
     let options = CudaOptions {
         device: index,

@@ -24,6 +24,8 @@ use lily_engine::meter::Meter;
 use lily_engine::sampler::SamplerState;
 use lily_gpu::decode::MAX_ROWS;
 use lily_gpu::layout::PAGE_TOKENS;
+use lily_gpu::memory::Context;
+use lily_gpu::packing;
 use lily_gpu::prompt::{self, PromptLayout};
 use lily_gpu::step::{self, LAST_SAMPLED, Segment, StepLayout};
 use lily_model::geometry::Geometry;
@@ -32,7 +34,7 @@ use lily_model::weights::Weights;
 use crate::cache::Cache;
 use crate::driver::{Event, Gpu, Pinned};
 use crate::error::CudaError;
-use crate::memory_plan::{Context, MemoryPlan};
+use crate::memory_plan::MemoryPlan;
 use crate::pages::Store;
 use crate::program::{self, Programs};
 use crate::ring::Ring;
@@ -135,7 +137,7 @@ impl CudaBackend {
     ) -> Result<CudaBackend, CudaError> {
         let geometry = &weights.geometry;
         sources::check(geometry)?;
-        weights::check(weights)?;
+        packing::check_formats(weights).map_err(CudaError::Model)?;
         let gpu = Gpu::open(options.device)?;
         let plans = program::plans(weights, program::target(&gpu));
         let unlimited = Store::new(&gpu, geometry, usize::MAX);

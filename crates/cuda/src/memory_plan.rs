@@ -4,6 +4,7 @@ use std::fmt;
 
 use lily_gpu::decode::Shape;
 use lily_gpu::layout::PAGE_TOKENS;
+use lily_gpu::memory::Context;
 use lily_gpu::plan::Plan;
 
 use crate::driver::Card;
@@ -14,25 +15,6 @@ use crate::{program, weights};
 /// Bytes that are left to the driver: kernels, graphs, tables of pages, staging.
 const LEFT: u64 = 512 << 20;
 const GB: f64 = 1e9;
-
-/// How much context is asked for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Context {
-    /// So many tokens; less is an error.
-    Exactly(usize),
-    /// So many tokens, or fewer where there is no room.
-    AtMost(usize),
-}
-
-impl Context {
-    /// No more than `most`.
-    pub fn within(self, most: usize) -> Context {
-        match self {
-            Context::Exactly(tokens) => Context::Exactly(tokens.min(most)),
-            Context::AtMost(tokens) => Context::AtMost(tokens.min(most)),
-        }
-    }
-}
 
 /// Bytes of the card's memory, by what they are for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

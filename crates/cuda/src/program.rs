@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use lily_gpu::decode::{self, MAX_ROWS, SPANS, Shape};
 use lily_gpu::layout::PAGE_TOKENS;
+use lily_gpu::memory::shared_buffers;
 use lily_gpu::plan::{Arg, Dispatch, Plan, Role};
 use lily_gpu::prefill;
 use lily_gpu::stage::Stage;
@@ -57,24 +58,12 @@ pub fn target(gpu: &Gpu) -> Target {
     Target::Cuda { cores: gpu.card.multiprocessors }
 }
 
-/// Whether the program allocates a buffer, other than loading it or finding it through a sequence.
-fn is_workspace(role: Role) -> bool {
-    matches!(role, Role::Step | Role::Activations)
-}
-
-/// Bytes of what the plans' kernels hand to each other, by name; plans share buffers.
-fn workspace<'p>(plans: impl IntoIterator<Item = &'p Plan>) -> HashMap<&'p str, u64> {
-    let mut sizes = HashMap::new();
-    for buffer in plans.into_iter().flat_map(|plan| &plan.buffers).filter(|b| is_workspace(b.role)) {
-        let size = sizes.entry(buffer.name.as_str()).or_insert(0);
-        *size = buffer.bytes.max(*size);
-    }
-    sizes
-}
+/// What the program allocates, other than loading it or finding it through a sequence.
+const WORKSPACE: [Role; 2] = [Role::Step, Role::Activations];
 
 /// Bytes of the workspace that all plans share.
 pub fn workspace_bytes<'p>(plans: impl IntoIterator<Item = &'p Plan>) -> u64 {
-    workspace(plans).values().map(|bytes| bytes.next_multiple_of(ALIGNMENT)).sum()
+    shared_buffers(plans, &WORKSPACE).values().map(|bytes| bytes.next_multiple_of(ALIGNMENT)).sum()
 }
 
 /// All that runs a step.
@@ -117,7 +106,7 @@ impl Programs {
         let memory = gpu.allocate("the workspace", bytes)?;
         let mut addresses = HashMap::new();
         let mut next = memory.address();
-        for (name, bytes) in workspace(both()) {
+        for (name, bytes) in shared_buffers(both(), &WORKSPACE) {
             addresses.insert(name.to_owned(), next);
             next += bytes.next_multiple_of(ALIGNMENT);
         }

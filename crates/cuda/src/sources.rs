@@ -2,9 +2,10 @@
 
 use lily_gpu::decode::{MAX_ROWS, SPANS};
 use lily_gpu::layout::PAGE_TOKENS;
+use lily_gpu::macros::macros;
 use lily_gpu::prefill::{BLOCK_TILES, SELECT_ROWS, SORT_ROWS};
 use lily_gpu::stage::Stage;
-use lily_model::geometry::{Geometry, LayerKind};
+use lily_model::geometry::Geometry;
 
 use crate::error::CudaError;
 
@@ -79,32 +80,14 @@ pub struct Chip {
 
 /// The compiler's flags for a model on a chip.
 pub fn flags(geometry: &Geometry, chip: &Chip) -> Vec<String> {
-    let Geometry { attention, delta, moe, .. } = geometry;
-    let numbers = [
-        ("HIDDEN", geometry.hidden),
-        ("VOCAB", geometry.vocab),
-        ("HEADS", attention.heads),
-        ("KV_HEADS", attention.kv_heads),
-        ("HEAD_DIM", attention.head_dim),
-        ("ROTARY_DIM", attention.rotary_dim),
-        ("KEY_HEADS", delta.key_heads),
-        ("VALUE_HEADS", delta.value_heads),
-        ("KEY_DIM", delta.key_dim),
-        ("VALUE_DIM", delta.value_dim),
-        ("CONV_WIDTH", delta.conv_width),
-        ("EXPERTS", moe.experts),
-        ("TOP_K", moe.top_k),
-        ("EXPERT_WIDTH", moe.expert_width),
-        ("SHARED_WIDTH", moe.shared_width),
-        ("DELTA_LAYERS", geometry.count(LayerKind::Delta)),
-        ("ATTN_LAYERS", geometry.count(LayerKind::Attention)),
-        ("MULTIPROCESSORS", chip.multiprocessors as usize),
-        ("SHARED_LIMIT", chip.shared_bytes as usize),
+    let of_chip = [
+        ("MULTIPROCESSORS", chip.multiprocessors.to_string()),
+        ("SHARED_LIMIT", chip.shared_bytes.to_string()),
     ];
     let mut flags =
         vec![format!("-arch={}", chip.architecture), "-std=c++17".to_owned(), "-default-device".to_owned()];
-    flags.extend(numbers.iter().map(|(name, value)| format!("-D{name}={value}")));
-    flags.push(format!("-DRMS_EPS={:e}f", geometry.rms_eps));
+    let defined = macros(geometry).into_iter().chain(of_chip);
+    flags.extend(defined.map(|(name, value)| format!("-D{name}={value}")));
     flags
 }
 

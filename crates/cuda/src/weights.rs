@@ -12,7 +12,7 @@ use lily_gpu::packing::{self, Group};
 use lily_gpu::plan::{Plan, Role};
 use lily_gpu::target::TILE_ROWS;
 use lily_model::geometry::AttentionGeometry;
-use lily_model::weights::{Format, Matrix, Weights};
+use lily_model::weights::{Matrix, Weights};
 
 use crate::driver::{Event, Gpu, Memory, Pinned};
 use crate::error::CudaError;
@@ -57,31 +57,6 @@ impl Loaded {
 pub fn bytes(plan: &Plan) -> u64 {
     let buffers = plan.buffers.iter().filter(|buffer| buffer.role == Role::Weights);
     buffers.map(|buffer| buffer.bytes.next_multiple_of(ALIGNMENT)).sum()
-}
-
-/// Refuses formats that the kernels do not read.
-pub fn check(weights: &Weights) -> Result<(), CudaError> {
-    let expect = |place: String, matrix: &Matrix, expected: Format| {
-        if matrix.format == expected {
-            return Ok(());
-        }
-        let found = matrix.format;
-        Err(CudaError::Model(format!("{place} is {found}, and its kernels read {expected} there")))
-    };
-    for group in packing::outer_groups(weights) {
-        for (name, matrix) in group.matrices {
-            expect(name.to_owned(), matrix, Format::Affine4)?;
-        }
-    }
-    for (index, layer) in weights.layers.iter().enumerate() {
-        for group in packing::groups(layer) {
-            let expected = if group.name == "moe_route" { Format::Affine8 } else { Format::Affine4 };
-            for (name, matrix) in group.matrices {
-                expect(format!("{} {name} of layer {index}", group.name), matrix, expected)?;
-            }
-        }
-    }
-    Ok(())
 }
 
 /// Copies everything that `plan` names; `progress` is called with bytes done and bytes in all.
@@ -263,7 +238,7 @@ mod tests {
     #[test]
     fn every_weight_buffer_of_the_plan_is_filled_to_its_last_byte() {
         let weights = Checkpoint::demo().unwrap().weights().unwrap();
-        check(&weights).unwrap();
+        packing::check_formats(&weights).unwrap();
         let plan = decode::record(&weights, Target::HOPPER, Shape { rows: 1, context: 64 });
         let contents = contents(&weights);
         for buffer in plan.buffers.iter().filter(|buffer| buffer.role == Role::Weights) {
@@ -304,13 +279,5 @@ mod tests {
         assert_eq!(at(2 * width + 1), (of(0, 1), 1));
         let experts = up.matrices[0].1.count;
         assert_eq!(at(2 * width * experts + 9), (of(3, 0), 1));
-    }
-
-    #[test]
-    fn formats_that_the_kernels_do_not_read_are_named() {
-        let mut weights = Checkpoint::demo().unwrap().weights().unwrap();
-        weights.layers[1].moe.down_proj.format = Format::Affine8;
-        let sentence = check(&weights).unwrap_err().to_string();
-        assert!(sentence.contains("moe_down down of layer 1 is 8-bit"), "{sentence}");
     }
 }

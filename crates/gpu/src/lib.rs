@@ -29,6 +29,7 @@ pub mod decode;
 pub mod dependencies;
 pub mod dot;
 pub mod layout;
+pub mod macros;
 pub mod memory;
 pub mod packing;
 pub mod plan;

@@ -23,10 +23,13 @@ impl Context {
     }
 }
 
-/// Names and bytes of the buffers of a role, which plans share where they have the same names.
-pub fn shared_buffers<'a>(plans: impl Iterator<Item = &'a Plan>, role: Role) -> BTreeMap<&'a str, u64> {
+/// Names and bytes of the buffers of `roles`, which plans share where they have the same names.
+pub fn shared_buffers<'a>(
+    plans: impl IntoIterator<Item = &'a Plan>,
+    roles: &[Role],
+) -> BTreeMap<&'a str, u64> {
     let mut sizes = BTreeMap::new();
-    for buffer in plans.flat_map(|plan| &plan.buffers).filter(|buffer| buffer.role == role) {
+    for buffer in plans.into_iter().flat_map(|plan| &plan.buffers).filter(|b| roles.contains(&b.role)) {
         let size = sizes.entry(buffer.name.as_str()).or_insert(0);
         *size = buffer.bytes.max(*size);
     }

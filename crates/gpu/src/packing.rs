@@ -1,6 +1,6 @@
 //! Which tensors the kernels of a layer read together.
 
-use lily_model::weights::{LayerWeights, Matrix, Mixer, Weights};
+use lily_model::weights::{Format, LayerWeights, Matrix, Mixer, Weights};
 
 /// The projections of one kernel.
 #[derive(Clone, Debug)]
@@ -64,4 +64,47 @@ pub fn outer_groups(weights: &Weights) -> [Group<'_>; 2] {
         Group { name: "embed", matrices: vec![("embed_tokens", &weights.embed_tokens)] },
         Group { name: "head", matrices: vec![("lm_head", &weights.lm_head)] },
     ]
+}
+
+/// Refuses formats that the kernels do not read.
+///
+/// # Errors
+/// What is where another format is expected, for a sentence that begins with what the kernels cannot run.
+pub fn check_formats(weights: &Weights) -> Result<(), String> {
+    let expect = |place: String, matrix: &Matrix, expected: Format| {
+        if matrix.format == expected {
+            return Ok(());
+        }
+        let found = matrix.format;
+        Err(format!("{place} is {found}, and its kernels read {expected} there"))
+    };
+    for group in outer_groups(weights) {
+        for (name, matrix) in group.matrices {
+            expect(name.to_owned(), matrix, Format::Affine4)?;
+        }
+    }
+    for (index, layer) in weights.layers.iter().enumerate() {
+        for group in groups(layer) {
+            let expected = if group.name == "moe_route" { Format::Affine8 } else { Format::Affine4 };
+            for (name, matrix) in group.matrices {
+                expect(format!("{} {name} of layer {index}", group.name), matrix, expected)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use lily_model::checkpoint::Checkpoint;
+
+    use super::*;
+
+    #[test]
+    fn formats_that_the_kernels_do_not_read_are_named() {
+        let mut weights = Checkpoint::demo().unwrap().weights().unwrap();
+        weights.layers[1].moe.down_proj.format = Format::Affine8;
+        let sentence = check_formats(&weights).unwrap_err();
+        assert!(sentence.contains("moe_down down of layer 1 is 8-bit"), "{sentence}");
+    }
 }

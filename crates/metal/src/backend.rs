@@ -27,6 +27,7 @@ use lily_engine::meter::Meter;
 use lily_gpu::decode::MAX_ROWS;
 use lily_gpu::layout::PAGE_TOKENS;
 use lily_gpu::memory::Context;
+use lily_gpu::packing;
 use lily_gpu::step::{self, LAST_SAMPLED, Segment, StepLayout};
 use lily_model::geometry::Geometry;
 use lily_model::weights::Weights;
@@ -170,7 +171,7 @@ impl<D: Device> MetalBackend<D> {
     pub fn new(device: &D, weights: &Weights, options: &MetalOptions) -> Result<Self, MetalError> {
         let geometry = &weights.geometry;
         sources::check(geometry)?;
-        weights::check(weights)?;
+        packing::check_formats(weights).map_err(MetalError::Model)?;
         let plans = program::plans(weights, device.info(), options.short);
         let context = options.context.within(geometry.max_context);
         let most = match context {

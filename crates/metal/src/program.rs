@@ -36,7 +36,7 @@ pub fn plans(weights: &Weights, info: &DeviceInfo, short: usize) -> Vec<(Shape, 
 
 /// Bytes of what the plans' kernels hand to each other.
 pub fn workspace_bytes(plans: &[(Shape, Plan)]) -> u64 {
-    shared_buffers(plans.iter().map(|(_, plan)| plan), Role::Activations).values().sum()
+    shared_buffers(plans.iter().map(|(_, plan)| plan), &[Role::Activations]).values().sum()
 }
 
 /// All that turns a step into a pass.
@@ -95,7 +95,7 @@ impl<D: Device> Programs<D> {
             };
             check(device.info(), pipeline, dispatch)?;
         }
-        let workspace = shared_buffers(plans.iter().map(|(_, plan)| plan), Role::Activations)
+        let workspace = shared_buffers(plans.iter().map(|(_, plan)| plan), &[Role::Activations])
             .into_iter()
             .map(|(name, bytes)| Ok((name.to_owned(), device.allocate(name, bytes as usize)?)))
             .collect::<Result<_, DeviceError>>()?;

@@ -5,8 +5,9 @@
 
 use std::fmt::Write;
 
+use lily_gpu::macros::macros;
 use lily_gpu::stage::Stage;
-use lily_model::geometry::{Geometry, LayerKind};
+use lily_model::geometry::Geometry;
 use lily_model::weights::GROUP_SIZE;
 
 use crate::device::Source;
@@ -52,8 +53,9 @@ pub fn file(stage: Stage) -> (&'static str, &'static str) {
 pub fn source(stage: Stage, geometry: &Geometry) -> Source {
     let (name, text) = file(stage);
     let mut whole = String::new();
+    let macros = macros(geometry).into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
     inline(&mut whole, &mut Vec::new(), name, text);
-    Source { name: name.to_owned(), text: whole, macros: macros(geometry) }
+    Source { name: name.to_owned(), text: whole, macros }
 }
 
 /// Appends `text` to `out` with its own headers in place, each where it is included first.
@@ -111,34 +113,6 @@ pub fn check(geometry: &Geometry) -> Result<(), MetalError> {
         Some((_, what)) => Err(MetalError::Model(format!("its kernels need {what}"))),
         None => Ok(()),
     }
-}
-
-/// The geometry, as every kernel gets it.
-fn macros(geometry: &Geometry) -> Vec<(String, String)> {
-    let Geometry { attention, delta, moe, .. } = geometry;
-    let numbers = [
-        ("HIDDEN", geometry.hidden),
-        ("VOCAB", geometry.vocab),
-        ("HEADS", attention.heads),
-        ("KV_HEADS", attention.kv_heads),
-        ("HEAD_DIM", attention.head_dim),
-        ("ROTARY_DIM", attention.rotary_dim),
-        ("KEY_HEADS", delta.key_heads),
-        ("VALUE_HEADS", delta.value_heads),
-        ("KEY_DIM", delta.key_dim),
-        ("VALUE_DIM", delta.value_dim),
-        ("CONV_WIDTH", delta.conv_width),
-        ("EXPERTS", moe.experts),
-        ("TOP_K", moe.top_k),
-        ("EXPERT_WIDTH", moe.expert_width),
-        ("SHARED_WIDTH", moe.shared_width),
-        ("DELTA_LAYERS", geometry.count(LayerKind::Delta)),
-        ("ATTN_LAYERS", geometry.count(LayerKind::Attention)),
-    ];
-    let mut macros: Vec<(String, String)> =
-        numbers.iter().map(|(name, value)| ((*name).to_owned(), value.to_string())).collect();
-    macros.push(("RMS_EPS".to_owned(), format!("{:e}f", geometry.rms_eps)));
-    macros
 }
 
 #[cfg(test)]

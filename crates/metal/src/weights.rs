@@ -11,7 +11,7 @@ use std::ops::Range;
 use lily_gpu::packing;
 use lily_gpu::plan::{Plan, Role};
 use lily_model::geometry::AttentionGeometry;
-use lily_model::weights::{Blob, Format, Matrix, Weights};
+use lily_model::weights::{Blob, Matrix, Weights};
 
 use crate::device::{Buffer, Device};
 use crate::error::MetalError;
@@ -78,31 +78,6 @@ impl<B: Buffer> Loaded<B> {
 /// Bytes of the plan's weights.
 pub fn bytes(plan: &Plan) -> u64 {
     plan.buffers.iter().filter(|buffer| buffer.role == Role::Weights).map(|buffer| buffer.bytes).sum()
-}
-
-/// Refuses formats that the kernels do not read.
-pub fn check(weights: &Weights) -> Result<(), MetalError> {
-    let expect = |place: String, matrix: &Matrix, expected: Format| {
-        if matrix.format == expected {
-            return Ok(());
-        }
-        let found = matrix.format;
-        Err(MetalError::Model(format!("{place} is {found}, and its kernels read {expected} there")))
-    };
-    for group in packing::outer_groups(weights) {
-        for (name, matrix) in group.matrices {
-            expect(name.to_owned(), matrix, Format::Affine4)?;
-        }
-    }
-    for (index, layer) in weights.layers.iter().enumerate() {
-        for group in packing::groups(layer) {
-            let expected = if group.name == "moe_route" { Format::Affine8 } else { Format::Affine4 };
-            for (name, matrix) in group.matrices {
-                expect(format!("{} {name} of layer {index}", group.name), matrix, expected)?;
-            }
-        }
-    }
-    Ok(())
 }
 
 /// Makes everything that `plan` names readable for the device.

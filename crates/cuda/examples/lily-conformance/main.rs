@@ -24,8 +24,8 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use lily_cuda::cache::Cache;
-use lily_cuda::memory_plan::Context;
 use lily_cuda::{CudaBackend, CudaOptions};
+use lily_gpu::memory::Context;
 use lily_model::weights::Weights;
 
 /// What went right and wrong.
