@@ -60,12 +60,14 @@ pub async fn serve(
     }
     drop(listener);
     // Whatever still runs after that has had its time.
-    let mut done = std::pin::pin!(connections.shutdown());
-    let _ = tokio::time::timeout(patience.grace, &mut done).await;
+    let mut answered = std::pin::pin!(connections.shutdown());
+    let in_time = tokio::time::timeout(patience.grace, &mut answered).await.is_ok();
     let Some(engine) = gate.engine().cloned() else { return Ok(()) };
     let ended = tokio::task::spawn_blocking(move || engine.shutdown(Duration::ZERO)).await;
-    // Those who were cut off are still to be told so.
-    let _ = tokio::time::timeout(LAST_WORDS, done).await;
+    if !in_time {
+        // Those who were cut off are still to be told so.
+        let _ = tokio::time::timeout(LAST_WORDS, answered).await;
+    }
     ended.map_err(std::io::Error::other)
 }
 
