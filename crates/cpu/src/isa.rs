@@ -93,6 +93,26 @@ impl Isa {
     }
 }
 
+/// Whether weights that are read once are better asked for into the second cache than into the first. An Intel core
+/// waits for sixteen lines at most on their way into the first cache, and for three times as many into the second.
+/// `docs/lab/cpu.md` has both on both.
+pub fn asks_second_cache() -> bool {
+    static INTEL: LazyLock<bool> = LazyLock::new(is_intel);
+    *INTEL
+}
+
+#[cfg(target_arch = "x86_64")]
+fn is_intel() -> bool {
+    // The vendor's name, in this order of registers.
+    let name = std::arch::x86_64::__cpuid(0);
+    [name.ebx, name.edx, name.ecx].map(u32::to_le_bytes).concat() == b"GenuineIntel"
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn is_intel() -> bool {
+    false
+}
+
 impl std::fmt::Display for Isa {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(self.name())

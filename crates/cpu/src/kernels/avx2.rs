@@ -299,15 +299,21 @@ unsafe fn dot_vnni(sum: __m256i, w: __m256i, x: __m256i) -> __m256i {
     unsafe { _mm256_dpbusd_avx_epi32(sum, w, x) }
 }
 
-/// Asks the cache for a line that is read once. An instruction of its own, not the intrinsic, because the
-/// compiler would gather those in front of the reads that they are to stand between.
+/// Asks the cache, the second one where `SECOND`, for a line that is read once. An instruction of its own, not the
+/// intrinsic, because the compiler would gather those in front of the reads that they are to stand between.
 ///
 /// # Safety
 /// None beyond the instruction's: it touches nothing and never faults.
 #[inline(always)]
-pub(super) unsafe fn ask(place: *const u8) {
+unsafe fn ask<const SECOND: bool>(place: *const u8) {
     // SAFETY: a hint.
-    unsafe { asm!("prefetchnta [{place}]", place = in(reg) place, options(nostack, preserves_flags)) };
+    unsafe {
+        if SECOND {
+            asm!("prefetcht1 [{place}]", place = in(reg) place, options(nostack, preserves_flags));
+        } else {
+            asm!("prefetchnta [{place}]", place = in(reg) place, options(nostack, preserves_flags));
+        }
+    }
 }
 
 /// Sixteen bytes of one row, and of another in the upper half.
@@ -341,7 +347,7 @@ unsafe fn twice(q: *const i8) -> __m256i {
 /// # Safety
 /// 32 bytes from `at` on of each row are readable, `q` is good for a group, and the instruction set is there.
 #[inline(always)]
-unsafe fn row_dots<const VNNI: bool>(
+unsafe fn row_dots<const VNNI: bool, const SECOND: bool>(
     rows: &[*const u8; WORDS],
     at: usize,
     q: *const i8,
@@ -357,7 +363,7 @@ unsafe fn row_dots<const VNNI: bool>(
         let mut sums = [zero; WORDS / 2];
         for i in 0..WORDS / 2 {
             // One for each line read: in a burst they would hold up the reads behind them.
-            ask(next.wrapping_add(i * apart));
+            ask::<SECOND>(next.wrapping_add(i * apart));
             let (a, b) = (rows[i].add(at), rows[i + WORDS / 2].add(at));
             for part in 0..2 {
                 let bytes = two_rows(a.add(part * PART), b.add(part * PART));
@@ -416,7 +422,12 @@ impl<const VNNI: bool> TileOps for Avx2<VNNI> {
                 for group in 0..groups {
                     let lines = ahead.lines(half * groups + group, HALF_LINES, from.data);
                     let (at, q) = (group * GROUP_SIZE / 2, token.q.add(group * GROUP_SIZE));
-                    let dots = _mm256_cvtepi32_ps(row_dots::<VNNI>(rows, at, q, lines));
+                    let dots = if ahead.second_cache {
+                        row_dots::<VNNI, true>(rows, at, q, lines)
+                    } else {
+                        row_dots::<VNNI, false>(rows, at, q, lines)
+                    };
+                    let dots = _mm256_cvtepi32_ps(dots);
                     let scale = _mm256_loadu_ps(scales.add(group * PANEL_ROWS + lane));
                     let bias = _mm256_loadu_ps(biases.add(group * PANEL_ROWS + lane));
                     let both = _mm256_mul_ps(scale, _mm256_set1_ps(*token.scales.add(group)));

@@ -287,21 +287,29 @@ unsafe fn both_groups(q: *const i8, second: usize) -> __m512i {
     }
 }
 
-/// Asks the cache for a line that is read once, after `value` is there. The compiler would gather such requests
+/// Asks the cache, the second one where `SECOND`, for a line that is read once, after `value` is there. The compiler would gather such requests
 /// in front of the arithmetic, and in a burst they hold up the reads behind them.
 ///
 /// # Safety
 /// The instruction set is there; the line is not touched, and the request never faults.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
-unsafe fn ask_after(place: *const u8, mut value: __m512i) -> __m512i {
+unsafe fn ask_after<const SECOND: bool>(place: *const u8, mut value: __m512i) -> __m512i {
     // SAFETY: a hint.
     unsafe {
-        asm!(
-            "prefetchnta [{place}]", "/* {value} */",
-            place = in(reg) place, value = inout(zmm_reg) value,
-            options(nostack, preserves_flags)
-        );
+        if SECOND {
+            asm!(
+                "prefetcht1 [{place}]", "/* {value} */",
+                place = in(reg) place, value = inout(zmm_reg) value,
+                options(nostack, preserves_flags)
+            );
+        } else {
+            asm!(
+                "prefetchnta [{place}]", "/* {value} */",
+                place = in(reg) place, value = inout(zmm_reg) value,
+                options(nostack, preserves_flags)
+            );
+        }
     }
     value
 }
@@ -313,7 +321,7 @@ unsafe fn ask_after(place: *const u8, mut value: __m512i) -> __m512i {
 /// 0 and `second`.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
-unsafe fn line_dots(
+unsafe fn line_dots<const SECOND: bool>(
     from: &Source,
     at: usize,
     half: bool,
@@ -338,7 +346,7 @@ unsafe fn line_dots(
             };
             let even = _mm512_dpbusd_epi32(zero, _mm512_and_si512(line, low), evens);
             let both = _mm512_dpbusd_epi32(even, _mm512_and_si512(_mm512_srli_epi16::<4>(line), low), odds);
-            *sum = ask_after(next.wrapping_add(row * apart), both);
+            *sum = ask_after::<SECOND>(next.wrapping_add(row * apart), both);
         }
         // As in `sum_each`, a tree that adds and transposes at once; rows go in in the order it undoes.
         let mut fours = [zero; 8];
@@ -387,7 +395,11 @@ impl TileOps for Avx512 {
                 let at = group * GROUP_SIZE / 2;
                 let lines = ahead.lines(group / LINE_GROUPS, PANEL_ROWS, from.data);
                 let q = token.q.add(group * GROUP_SIZE);
-                let dots = line_dots(&from, at, half, q, second - group, lines);
+                let dots = if ahead.second_cache {
+                    line_dots::<true>(&from, at, half, q, second - group, lines)
+                } else {
+                    line_dots::<false>(&from, at, half, q, second - group, lines)
+                };
                 for (group, dot) in
                     [group, second].into_iter().zip(dots).take(if half { 1 } else { LINE_GROUPS })
                 {

@@ -45,7 +45,7 @@ use super::tile::{
     Activation, Ahead, GROUP_BYTES, MAX_TOKENS, PANEL_BYTES, PANEL_ROWS, PANELS, SCALE_GROUPS, Source,
     TILE_ROWS, Upcoming,
 };
-use crate::isa::Isa;
+use crate::isa::{Isa, asks_second_cache};
 use crate::pool::{ThreadPool, partition};
 
 /// Rows that a worker's share is cut at: see [`partition`].
@@ -317,6 +317,7 @@ impl Int8<'_> {
         let groups = w.cols / GROUP_SIZE;
         let row_bytes = w.format.row_bytes(w.cols);
         let end = w.data[..rows.end * row_bytes].as_ptr_range().end;
+        let second_cache = asks_second_cache();
         let mut scales = MaybeUninit::<[f32; SCALE_GROUPS * PANEL_ROWS]>::uninit();
         let mut biases = MaybeUninit::<[f32; SCALE_GROUPS * PANEL_ROWS]>::uninit();
         let (scales, biases) = (scales.as_mut_ptr().cast::<f32>(), biases.as_mut_ptr().cast::<f32>());
@@ -362,7 +363,8 @@ impl Int8<'_> {
                     let next =
                         first * row_bytes + PANEL_ROWS * byte + AHEAD_BYTES.max(PANEL_ROWS * row_bytes);
                     let next = w.data.as_ptr().wrapping_add(next);
-                    let ahead = Ahead { next, end, then: after.data, turn: i, turns: tokens.len() };
+                    let (turn, turns) = (i, tokens.len());
+                    let ahead = Ahead { next, end, then: after.data, turn, turns, second_cache };
                     // SAFETY: as above; `acc` has a panel's sums.
                     unsafe { S::multiply_rows(from, scales, biases, count, ahead, &token) };
                 }

@@ -92,6 +92,8 @@ pub struct Ahead {
     pub turn: usize,
     /// of how many.
     pub turns: usize,
+    /// Ask for them into the second cache: see [`asks_second_cache`](crate::isa::asks_second_cache).
+    pub second_cache: bool,
 }
 
 impl Ahead {
