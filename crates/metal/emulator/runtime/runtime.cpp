@@ -5,19 +5,18 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include "lockstep.h"
 #include "state.h"
 
-thread_local Worker* lily_worker = nullptr;
+__thread Worker* lily_worker = nullptr;
 
 namespace {
-
-constexpr size_t PAGE = 4096;
 
 uint32_t lane_of(uint32_t thread) { return thread % LILY_SIMD_WIDTH; }
 
 void run(Worker& w, Fiber& from, uint32_t next) {
   w.current = next;
-  w.stack = reinterpret_cast<uintptr_t>(w.stacks) + next * (STACK_BYTES + PAGE) + PAGE;
+  w.stack = reinterpret_cast<uintptr_t>(stack_of(w, next));
   w.lanes[next].state = State::Ready;
   fiber_switch(from, w.lanes[next].fiber);
 }
@@ -124,7 +123,7 @@ bool finished(Worker& w) {
 void report_place(Worker& w) {
   LilyFault& fault = *w.fault;
   fault.thread = w.current;
-  memcpy(fault.group, w.lanes[w.current].thread.group, sizeof fault.group);
+  memcpy(fault.group, w.group.group, sizeof fault.group);
 }
 
 // Whether a thread that arrives finds the others of its kind at the same place.
@@ -174,7 +173,7 @@ bool run_group(Worker& w, const uint32_t (&group)[3]) {
   // Whoever reads before anyone wrote sees numbers that no kernel can live with.
   memset(w.arena, 0xff, w.arena_used);
   w.threadgroup_arguments.clear();
-  memcpy(w.lanes[0].thread.group, group, sizeof group);
+  memcpy(w.group.group, group, sizeof group);
   w.current = 0;
   for (uint32_t i = 0; i < d.threadgroup_count; ++i) {
     unsigned char* at = reserve(w, ARGUMENT_SITE, d.threadgroup_bytes[i], 16);
@@ -182,6 +181,8 @@ bool run_group(Worker& w, const uint32_t (&group)[3]) {
     memset(at, 0xff, d.threadgroup_bytes[i]);
     w.threadgroup_arguments.push_back(at);
   }
+  w.group.threadgroup = w.threadgroup_arguments.data();
+  if (!d.tracked) return run_lockstep(w);
   const uint32_t simdgroups = (w.threads + LILY_SIMD_WIDTH - 1) / LILY_SIMD_WIDTH;
   for (uint32_t s = 0; s < simdgroups; ++s) {
     Simdgroup& simd = w.simdgroups[s];
@@ -195,13 +196,8 @@ bool run_group(Worker& w, const uint32_t (&group)[3]) {
   for (uint32_t t = 0; t < w.threads; ++t) {
     Lane& lane = w.lanes[t];
     lane.state = State::Ready;
-    lane.thread.buffers = d.buffers;
-    lane.thread.threadgroup = w.threadgroup_arguments.data();
-    memcpy(lane.thread.threads, d.threads, sizeof d.threads);
-    memcpy(lane.thread.groups, d.groups, sizeof d.groups);
-    memcpy(lane.thread.group, group, sizeof group);
-    lane.thread.index = t;
-    fiber_prepare(lane.fiber, w.stacks + t * (STACK_BYTES + PAGE) + PAGE, STACK_BYTES, body);
+    lane.thread = {&w.group, t};
+    fiber_prepare(lane.fiber, stack_of(w, t), STACK_BYTES - t % LILY_SIMD_WIDTH * STACK_SHIFT, body);
     w.ready.push_back(t);
   }
   run(w, w.scheduler, take_ready(w));
@@ -213,7 +209,7 @@ Worker* worker() {
   if (lily_worker) return lily_worker;
   auto* w = new Worker;
   // Stacks are committed as they are touched.
-  const size_t bytes = LILY_MAX_THREADS * (STACK_BYTES + PAGE);
+  const size_t bytes = LILY_MAX_THREADS * (STACK_BYTES + GUARD_BYTES);
   void* stacks = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   void* arena = mmap(nullptr, ARENA_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (stacks == MAP_FAILED || arena == MAP_FAILED) {
@@ -222,7 +218,7 @@ Worker* worker() {
   }
   w->stacks = static_cast<unsigned char*>(stacks);
   w->arena = static_cast<unsigned char*>(arena);
-  for (int t = 0; t < LILY_MAX_THREADS; ++t) mprotect(w->stacks + t * (STACK_BYTES + PAGE), PAGE, PROT_NONE);
+  for (int t = 0; t < LILY_MAX_THREADS; ++t) mprotect(stack_of(*w, t) - GUARD_BYTES, GUARD_BYTES, PROT_NONE);
   w->lanes.resize(LILY_MAX_THREADS);
   w->ready.reserve(LILY_MAX_THREADS);
   w->simdgroups.resize(MAX_SIMDGROUPS);
@@ -245,7 +241,8 @@ void fail(Worker& w) {
   report_place(w);
   w.stack = 0;
   // The fibers are left as they are: kernels hold nothing that must be given back.
-  fiber_switch(w.lanes[w.current].fiber, w.scheduler);
+  if (w.dispatch->tracked) fiber_switch(w.lanes[w.current].fiber, w.scheduler);
+  else leave_lockstep(w);
   __builtin_unreachable();
 }
 
@@ -308,6 +305,7 @@ LilyExchange lily_exchange(const void* value, size_t bytes, LilyFinish finish, c
 
 void lily_inactive_lane(const char* name, int line, unsigned from) {
   Worker& w = *lily_worker;
+  if (!w.dispatch->tracked) w.current = lily_self->thread.index;
   w.fault->kind = LILY_INACTIVE_LANE;
   w.fault->line = line;
   w.fault->other_thread = w.current / LILY_SIMD_WIDTH * LILY_SIMD_WIDTH + from;
@@ -317,6 +315,7 @@ void lily_inactive_lane(const char* name, int line, unsigned from) {
 
 void* lily_threadgroup_variable(unsigned site, size_t bytes, size_t alignment) {
   Worker& w = *lily_worker;
+  if (!w.dispatch->tracked) w.current = lily_self->thread.index;
   for (const Variable& v : w.variables)
     if (v.site == site) return w.arena + v.at;
   unsigned char* at = reserve(w, site, bytes, alignment);
@@ -381,6 +380,9 @@ int lily_dispatch(const LilyDispatch* dispatch, LilyFault* fault) {
   w->threads = dispatch->threads[0] * dispatch->threads[1] * dispatch->threads[2];
   w->last_touch = 0;
   w->first_serial = w->serial + 1;
+  w->group.buffers = dispatch->buffers;
+  memcpy(w->group.threads, dispatch->threads, sizeof dispatch->threads);
+  memcpy(w->group.groups, dispatch->groups, sizeof dispatch->groups);
   const uint32_t count = dispatch->groups[0] * dispatch->groups[1] * dispatch->groups[2];
   // Threadgroups in a random order too.
   std::vector<uint32_t> order(count);

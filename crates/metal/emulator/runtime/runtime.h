@@ -16,14 +16,18 @@ extern "C" {
 
 // ---- what an entry point is given -------------------------------------------------------------------------------------
 
-// Where a thread stands. An entry point makes a kernel's arguments of it.
-struct LilyThread {
+// What the threads of a threadgroup have in common.
+struct LilyGroup {
   void* const* buffers;      // by index of [[buffer(i)]]
   void* const* threadgroup;  // by index of [[threadgroup(i)]]
   uint32_t threads[3];       // of a threadgroup
   uint32_t groups[3];        // of the grid
-  uint32_t group[3];         // this thread's threadgroup
-  uint32_t index;            // of this thread in it
+  uint32_t group[3];         // this threadgroup
+};
+// Where a thread stands. An entry point makes a kernel's arguments of it.
+struct LilyThread {
+  const LilyGroup* of;
+  uint32_t index;            // in its threadgroup
 };
 typedef void (*LilyEntry)(const LilyThread*);
 
@@ -132,6 +136,7 @@ struct LilyDispatch {
   size_t image_bytes;
   uint64_t seed;
   uint32_t threadgroup_limit;
+  uint32_t tracked;            // whether the kernels were compiled to be
 };
 // Runs a dispatch on the calling thread. 0, or 1 and `fault`.
 int lily_dispatch(const LilyDispatch*, LilyFault* fault);

@@ -10,7 +10,10 @@
 
 // Bytes of a fiber's stack. The page before it is not mapped, so that an overflow ends the process at once.
 constexpr size_t STACK_BYTES = 128 * 1024;
+constexpr size_t GUARD_BYTES = 4096;
 constexpr int MAX_SIMDGROUPS = LILY_MAX_THREADS / LILY_SIMD_WIDTH;
+// Stacks end so far from each other's place in a page that the ends of a SIMD-group's fit into the first cache together.
+constexpr size_t STACK_SHIFT = 17 * 64;
 // Room for threadgroup memory: far more than any device has, so that asking for too much is told from reaching too far.
 constexpr size_t ARENA_BYTES = 512 * 1024;
 // Nothing lies in the bytes between two threadgroup allocations.
@@ -61,6 +64,8 @@ struct Variable {
   size_t at, bytes;
 };
 
+struct Lockstep;
+
 enum class State : uint8_t { Ready, Barrier, Simd, Done };
 
 struct Lane {
@@ -96,6 +101,7 @@ struct Worker {
   uint64_t random = 0;
   Fiber scheduler;
   unsigned char* stacks = nullptr;
+  LilyGroup group{};
   std::vector<Lane> lanes;
   std::vector<uint16_t> ready;
   std::vector<Simdgroup> simdgroups;
@@ -114,12 +120,26 @@ struct Worker {
   uint64_t ordered_all[3] = {}, ordered_simd[3][MAX_SIMDGROUPS] = {};
   // Touched range that the last access was in.
   size_t last_touch = 0;
+
+  // Of kernels that are not tracked.
+  Lockstep* lockstep = nullptr;
 };
 
-extern thread_local Worker* lily_worker;
+// Found without a call: every access looks here.
+extern __thread Worker* lily_worker __attribute__((tls_model("initial-exec")));
+
+// Where a thread's stack begins, at its lower end.
+inline unsigned char* stack_of(const Worker& w, uint32_t thread) {
+  return w.stacks + thread * (STACK_BYTES + GUARD_BYTES) + GUARD_BYTES;
+}
 
 uint64_t next_random(uint64_t& state);
 // Ends the dispatch. `fault` is filled but for the thread.
 [[noreturn]] void fail(Worker& w);
 // Lets other threads of the threadgroup run; the caller stays ready.
 void pause_lane(Worker& w);
+// Runs the threadgroup that `w` is prepared for, of a kernel that is not tracked. False where that fails.
+bool run_lockstep(Worker& w);
+// Ends it at once, from one of its threads.
+void leave_lockstep(Worker& w);
+

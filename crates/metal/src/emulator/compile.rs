@@ -7,7 +7,8 @@ use std::collections::HashMap;
 use std::ffi::{OsStr, c_void};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::{env, fs, io};
 
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
@@ -37,12 +38,18 @@ const FLAGS: [&str; 10] = [
 ];
 
 /// Flags of kernels that are tracked: a call before every access, and checks of indices, shifts and divisors.
-const TRACKED: [&str; 2] = ["-fsanitize=thread", "-fsanitize=bounds,shift-exponent,integer-divide-by-zero"];
+const TRACKED: [&str; 3] =
+    ["-DLILY_TRACKED", "-fsanitize=thread", "-fsanitize=bounds,shift-exponent,integer-divide-by-zero"];
+
+/// Flags of kernels that are not: they run whole models.
+const UNTRACKED: [&str; 1] = ["-O3"];
 
 /// Compiled kernels of one source.
 #[derive(Debug)]
 pub struct Kernels {
     entries: HashMap<String, Kernel>,
+    /// Whether they are compiled to be tracked.
+    pub tracked: bool,
     /// Where the library lies in memory.
     pub image: (*const u8, usize),
     /// The library's file, which has the lines of its instructions.
@@ -88,9 +95,14 @@ pub struct Toolchain {
     salt: String,
     /// The emulator's runtime.
     pub runtime: Runtime,
-    /// One library is compiled and loaded at a time, and none twice.
-    libraries: Mutex<HashMap<u128, Arc<Kernels>>>,
+    /// What was compiled or is being, by the hash of all that goes into it: nothing twice, and different ones side by side.
+    libraries: Mutex<HashMap<u128, Arc<Slot>>>,
+    /// Held while a library is loaded: it tells the runtime of its variables, and is asked next.
+    loading: Mutex<()>,
 }
+
+/// Where a library is once it is there.
+type Slot = Mutex<Option<Arc<Kernels>>>;
 
 /// The toolchain, or in one sentence why there is none.
 pub fn toolchain() -> Result<&'static Toolchain, String> {
@@ -102,7 +114,7 @@ impl Toolchain {
     fn prepare() -> Result<Toolchain, String> {
         let compiler = compiler()?;
         let folder = folder().map_err(|e| format!("no folder for compiled kernels: {e}"))?;
-        let mut salt = format!("{compiler:?} {FLAGS:?} {TRACKED:?} {}", version(&compiler)?);
+        let mut salt = format!("{compiler:?} {FLAGS:?} {TRACKED:?} {UNTRACKED:?} {}", version(&compiler)?);
         let mut sources = files(Path::new(FILES)).map_err(|e| format!("{FILES} cannot be read: {e}"))?;
         sources.sort();
         for path in &sources {
@@ -119,7 +131,8 @@ impl Toolchain {
             })?;
         }
         let runtime = Runtime::load(&path).map_err(|e| format!("the emulator cannot be loaded: {e}"))?;
-        Ok(Toolchain { compiler, folder, salt, runtime, libraries: Mutex::new(HashMap::new()) })
+        let (libraries, loading) = (Mutex::new(HashMap::new()), Mutex::new(()));
+        Ok(Toolchain { compiler, folder, salt, runtime, libraries, loading })
     }
 
     /// Kernels of `source`, compiled or from before.
@@ -136,8 +149,9 @@ impl Toolchain {
         let (salt, macros, text) = (&self.salt, &source.macros, &translation.text);
         let name = format!("{salt} {tracked} {macros:?} {} {text} {checked}", source.name);
         let hash = xxh3_128(name.as_bytes());
-        let mut libraries = self.libraries.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(kernels) = libraries.get(&hash) {
+        let slot = Arc::clone(lock(&self.libraries).entry(hash).or_default());
+        let mut slot = lock(&slot);
+        if let Some(kernels) = &*slot {
             return Ok(Arc::clone(kernels));
         }
         let stem: String = source
@@ -150,8 +164,8 @@ impl Toolchain {
             self.check_spaces(source, &checked).map_err(refuse)?;
             self.build(source, &translation, tracked, &path).map_err(refuse)?;
         }
-        let kernels = Arc::new(self.load(&path, &translation).map_err(refuse)?);
-        libraries.insert(hash, Arc::clone(&kernels));
+        let kernels = Arc::new(self.load(&path, &translation, tracked).map_err(refuse)?);
+        *slot = Some(Arc::clone(&kernels));
         Ok(kernels)
     }
 
@@ -164,11 +178,11 @@ impl Toolchain {
         if passed.exists() {
             return Ok(());
         }
-        let file = passed.with_extension("cpp");
+        let file = scratch(&passed, "cpp");
         fs::write(&file, text).map_err(|e| format!("{} cannot be written: {e}", file.display()))?;
         let result = build(&self.compiler, &passed, |command| {
             command
-                .args(["-c", "-O0", "-DLILY_SPACES", "-Wcast-qual", "-Werror=cast-qual"])
+                .args(["-c", "-O0", "-DLILY_SPACES", "-DLILY_TRACKED", "-Wcast-qual", "-Werror=cast-qual"])
                 .arg(format!("-I{FILES}/shim"));
             command.args(source.macros.iter().map(|(name, value)| format!("-D{name}={value}"))).arg(&file);
         });
@@ -183,8 +197,7 @@ impl Toolchain {
         tracked: bool,
         path: &Path,
     ) -> Result<(), String> {
-        let text = path.with_extension("cpp");
-        let object = path.with_extension("o");
+        let (text, object) = (scratch(path, "cpp"), scratch(path, "o"));
         let whole = format!("#include <metal_stdlib>\n#line 1 \"{}\"\n{}", source.name, translation.text);
         fs::write(&text, whole).map_err(|e| format!("{} cannot be written: {e}", text.display()))?;
         // Linked in a step of its own: the calls that are put into kernels are to find the runtime, not the library that
@@ -192,9 +205,7 @@ impl Toolchain {
         let compiled = build(&self.compiler, &object, |command| {
             command.args(["-c", "-w"]).arg(format!("-I{FILES}/shim"));
             command.args(source.macros.iter().map(|(name, value)| format!("-D{name}={value}")));
-            if tracked {
-                command.args(TRACKED);
-            }
+            command.args(if tracked { TRACKED.as_slice() } else { UNTRACKED.as_slice() });
             command.arg(&text);
         })
         .and_then(|()| {
@@ -208,7 +219,8 @@ impl Toolchain {
         compiled
     }
 
-    fn load(&self, path: &Path, translation: &Translation) -> Result<Kernels, String> {
+    fn load(&self, path: &Path, translation: &Translation, tracked: bool) -> Result<Kernels, String> {
+        let _loading = lock(&self.loading);
         let failed = |e: libloading::Error| format!("the compiled kernels cannot be loaded: {e}");
         // SAFETY: what runs when it is loaded are the shim's declarations of threadgroup variables.
         let library = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) }.map_err(failed)?;
@@ -237,8 +249,12 @@ impl Toolchain {
             unsafe { (self.runtime.image)(run as *const c_void, &mut image.0, &mut image.1) };
             entries.insert(entry.name.clone(), Kernel { entry: run, buffers, threadgroup_bytes });
         }
-        Ok(Kernels { entries, image, path: path.to_owned(), _library: library })
+        Ok(Kernels { entries, tracked, image, path: path.to_owned(), _library: library })
     }
+}
+
+fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
+    of.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The system's C++ compiler with the arguments that it needs to make code for this machine.
@@ -285,7 +301,7 @@ fn version(compiler: &[String]) -> Result<String, String> {
 
 /// Runs the compiler such that `path` appears whole or not at all.
 fn build(compiler: &[String], path: &Path, add: impl FnOnce(&mut Command)) -> Result<(), String> {
-    let partial = path.with_extension(format!("{}.partial", std::process::id()));
+    let partial = scratch(path, "partial");
     let mut command = Command::new(&compiler[0]);
     command.args(&compiler[1..]).stdin(Stdio::null());
     add(&mut command);
@@ -299,6 +315,13 @@ fn build(compiler: &[String], path: &Path, add: impl FnOnce(&mut Command)) -> Re
         return Err(String::from_utf8_lossy(&output.stderr).into_owned());
     }
     fs::rename(&partial, path).map_err(|e| format!("{} cannot be written: {e}", path.display()))
+}
+
+/// A file beside `path` that nobody else writes, in this process or another.
+fn scratch(path: &Path, extension: &str) -> PathBuf {
+    static LAST: AtomicU64 = AtomicU64::new(0);
+    let number = LAST.fetch_add(1, Ordering::Relaxed);
+    path.with_extension(format!("{}-{number}.{extension}", std::process::id()))
 }
 
 /// A folder beside the running program, which a build made and a clean build removes.

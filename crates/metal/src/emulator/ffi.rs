@@ -75,6 +75,7 @@ pub struct RawDispatch {
     pub image_bytes: usize,
     pub seed: u64,
     pub threadgroup_limit: u32,
+    pub tracked: u32,
 }
 
 type New = unsafe extern "C" fn(*mut u8, usize, c_int, c_int) -> *mut RawBuffer;

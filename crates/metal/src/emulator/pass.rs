@@ -320,7 +320,8 @@ fn run_dispatch(dispatch: &Dispatch<Emulator>, seed: u64) -> Result<(), Fault> {
     let pipeline = &dispatch.pipeline;
     let mut values: Vec<Vec<Aligned>> = Vec::new();
     let mut buffers: Vec<*mut c_void> = Vec::new();
-    let mut touches = flattened(&dispatch.touches);
+    // Kernels that are not tracked are not held against them.
+    let mut touches = if pipeline.kernels.tracked { flattened(&dispatch.touches) } else { Vec::new() };
     let mut bound: Vec<*mut RawBuffer> = Vec::new();
     for argument in &dispatch.arguments {
         match argument {
@@ -359,6 +360,7 @@ fn run_dispatch(dispatch: &Dispatch<Emulator>, seed: u64) -> Result<(), Fault> {
         image_bytes: pipeline.kernels.image.1,
         seed,
         threadgroup_limit: THREADGROUP_MEMORY,
+        tracked: pipeline.kernels.tracked.into(),
     };
     let Ok(toolchain) = compile::toolchain() else { return Ok(()) };
     // SAFETY: a fault is numbers, texts that zeros end, and pointers that are only compared.

@@ -5,6 +5,7 @@
 
 use lily_cpu::{CpuBackend, CpuOptions, Numerics};
 use lily_engine::backend::{Backend, BackendError, DecodeStep, Input, SequenceId, StepOutput, Want};
+use lily_gpu::layout::PAGE_TOKENS;
 use lily_gpu::memory::Context;
 use lily_metal::device::Device;
 use lily_metal::{MetalBackend, MetalOptions};
@@ -39,7 +40,7 @@ fn plain_f32() -> CpuBackend {
 }
 
 /// The first held-out question of each family, as the model gets it.
-fn prompts() -> Vec<Vec<u32>> {
+fn prompts(families: &[&str]) -> Vec<Vec<u32>> {
     let demo = Checkpoint::demo().unwrap();
     let (tokenizer, template) = (demo.tokenizer().unwrap(), demo.chat_template().unwrap());
     let items = include_str!("../../../../demo/heldout.jsonl");
@@ -56,7 +57,7 @@ fn prompts() -> Vec<Vec<u32>> {
         };
         tokenizer.encode(&template.render(&input).unwrap())
     };
-    FAMILIES.iter().map(prompt).collect()
+    families.iter().map(prompt).collect()
 }
 
 /// Tokens that mean nothing, other ones for each seed.
@@ -106,14 +107,14 @@ fn decode(
     Ok(tokens)
 }
 
-/// Greedy answers to all prompts, `TOKENS` tokens each; together or one after the other.
-fn answers(backend: &mut dyn Backend, prompts: &[Vec<u32>], together: bool) -> Vec<Vec<u32>> {
+/// Greedy answers to all prompts, of `count` tokens each; together or one after the other.
+fn answers(backend: &mut dyn Backend, prompts: &[Vec<u32>], count: usize, together: bool) -> Vec<Vec<u32>> {
     let mut answers = Vec::new();
     for group in prompts.chunks(if together { prompts.len() } else { 1 }) {
         let starts: Vec<(SequenceId, StepOutput)> =
             group.iter().map(|prompt| prefill(backend, prompt, usize::MAX).unwrap()).collect();
         let sequences: Vec<SequenceId> = starts.iter().map(|&(sequence, _)| sequence).collect();
-        let rest = decode(backend, &sequences, TOKENS - 1).unwrap();
+        let rest = decode(backend, &sequences, count - 1).unwrap();
         for ((sequence, first), rest) in starts.into_iter().zip(rest) {
             backend.close(sequence);
             answers.push(first.token.into_iter().chain(rest).collect());
@@ -124,28 +125,35 @@ fn answers(backend: &mut dyn Backend, prompts: &[Vec<u32>], together: bool) -> V
 
 /// What plain f32 answers to the prompts, and the logits after the first.
 pub struct Expected {
+    families: &'static [&'static str],
     prompts: Vec<Vec<u32>>,
     answers: Vec<Vec<u32>>,
     logits: Vec<f32>,
 }
 
 impl Expected {
-    /// Asks the CPU.
+    /// Asks the CPU for everything.
     pub fn new() -> Expected {
-        let (mut backend, prompts) = (plain_f32(), prompts());
-        let answers = answers(&mut backend, &prompts, false);
+        Expected::of(&FAMILIES, TOKENS)
+    }
+
+    /// Asks the CPU for answers of `tokens` tokens to prompts of some families.
+    pub fn of(families: &'static [&'static str], tokens: usize) -> Expected {
+        let (mut backend, prompts) = (plain_f32(), prompts(families));
+        let answers = answers(&mut backend, &prompts, tokens, false);
         let (_, last) = prefill(&mut backend, &prompts[0], usize::MAX).unwrap();
-        Expected { prompts, answers, logits: last.logits }
+        Expected { families, prompts, answers, logits: last.logits }
     }
 }
 
-/// The demo's answers are those of plain f32; every sequence crosses the length at which attention changes its layout.
+/// The demo's answers are those of plain f32, and the shortest sequence crosses the length at which attention changes its layout.
 pub fn greedy_tokens_are_those_of_plain_f32<D: Device>(device: &D, expected: &Expected, together: bool) {
     let mut backend = open(device);
     let shortest = expected.prompts.iter().map(Vec::len).min().unwrap();
-    assert!(shortest < SHORT && shortest + TOKENS > SHORT, "{shortest} tokens of prompt");
-    let found = answers(&mut backend, &expected.prompts, together);
-    for ((family, found), expected) in FAMILIES.iter().zip(&found).zip(&expected.answers) {
+    let count = expected.answers[0].len();
+    assert!(shortest < SHORT && shortest + count > SHORT, "{shortest} tokens of prompt");
+    let found = answers(&mut backend, &expected.prompts, count, together);
+    for ((family, found), expected) in expected.families.iter().zip(&found).zip(&expected.answers) {
         assert_eq!(found, expected, "the answer to {family}");
     }
     let (_, last) = prefill(&mut backend, &expected.prompts[0], usize::MAX).unwrap();
@@ -161,10 +169,12 @@ fn distance(found: &[f32], expected: &[f32]) -> f64 {
 }
 
 /// A row has the same bits however a prompt is cut, whatever shares a step, and after a snapshot or an export.
-pub fn the_same_tokens_give_the_same_bits<D: Device>(device: &D) {
+/// The prompts have so many tokens; the first is to go beyond a page, and so beyond the length at which attention
+/// changes its layout.
+pub fn the_same_tokens_give_the_same_bits<D: Device>(device: &D, lengths: [usize; 2]) {
     let mut backend = open(device);
-    // Two pages and a part of one, beyond the length at which attention changes its layout.
-    let tokens = noise(1, 140);
+    assert!(lengths[0] > SHORT.max(PAGE_TOKENS));
+    let tokens = noise(1, lengths[0]);
     let (whole, expected) = prefill(&mut backend, &tokens, usize::MAX).unwrap();
     let first = expected.token.unwrap();
     let snapshot = backend.snapshot(whole).unwrap();
@@ -172,7 +182,7 @@ pub fn the_same_tokens_give_the_same_bits<D: Device>(device: &D) {
     assert!((found.token, found.logits) == (expected.token, expected.logits), "a prompt in chunks of 13");
     backend.close(cut);
 
-    let other = prefill(&mut backend, &noise(2, 61), usize::MAX).unwrap().0;
+    let other = prefill(&mut backend, &noise(2, lengths[1]), usize::MAX).unwrap().0;
     let export = backend.export(snapshot).unwrap();
     let written = std::thread::spawn(move || {
         let mut bytes = Vec::new();

@@ -8,14 +8,14 @@ use lily_metal::device::{Buffer, Completion, Device, Pass, Transfer};
 use lily_metal::emulator::{Emulator, Memory, Options};
 use lily_model::weights::Blob;
 
-use crate::support::{all_of, dispatch, emulator, run, submit, words, written};
+use crate::support::{all_of, dispatch, emulator, emulators, run, submit, words, written};
 
 /// Puts its turn into its place: who comes first is seen in the buffer.
 const TURNS: &str = "kernel void k(device atomic_uint* turn [[buffer(0)]], device uint* at [[buffer(1)]], \
                      uint i [[thread_position_in_grid]]) { at[i] = atomic_fetch_add_explicit(turn, 1u, memory_order_relaxed); }";
 
-fn turns(seed: u64, groups: u32, threads: u32) -> Vec<u32> {
-    let gpu = emulator(seed);
+fn turns(seed: u64, tracked: bool, groups: u32, threads: u32) -> Vec<u32> {
+    let gpu = Emulator::new(Options { seed, tracked }).unwrap();
     let (turn, at) =
         (written(&gpu, "turn", &[0; 4]), gpu.allocate("at", (groups * threads * 4) as usize).unwrap());
     run(&gpu, dispatch(&gpu, TURNS, groups, threads, &[&turn, &at]));
@@ -24,13 +24,36 @@ fn turns(seed: u64, groups: u32, threads: u32) -> Vec<u32> {
 
 #[test]
 fn threads_and_threadgroups_come_in_an_order_that_the_seed_decides() {
-    for (groups, threads) in [(1, 64), (64, 1)] {
-        assert_eq!(turns(1, groups, threads), turns(1, groups, threads));
-        assert_ne!(turns(1, groups, threads), turns(2, groups, threads));
-        let mut all = turns(3, groups, threads);
+    for (groups, threads, tracked) in [(1, 64, true), (1, 64, false), (64, 1, true), (64, 1, false)] {
+        let turns = |seed| turns(seed, tracked, groups, threads);
+        assert_eq!(turns(1), turns(1));
+        assert_ne!(turns(1), turns(2));
+        let mut all = turns(3);
         assert_ne!(all, (0..64).collect::<Vec<_>>());
         all.sort_unstable();
         assert_eq!(all, (0..64).collect::<Vec<_>>());
+    }
+}
+
+#[test]
+fn lanes_and_simdgroups_come_in_another_order_after_a_barrier() {
+    for barrier in ["threadgroup_barrier", "simdgroup_barrier"] {
+        let body = format!(
+            "kernel void k(device atomic_uint* turn [[buffer(0)]], device uint* at [[buffer(1)]], uint i [[thread_position_in_grid]]) {{\n\
+             for (uint part = 0; part < 4; ++part) {{ at[part * 64 + i] = atomic_fetch_add_explicit(turn, 1u, memory_order_relaxed);\n\
+             {barrier}(mem_flags::mem_device); }} }}"
+        );
+        for gpu in emulators() {
+            let (turn, at) = (written(&gpu, "turn", &[0; 4]), gpu.allocate("at", 4 * 64 * 4).unwrap());
+            run(&gpu, dispatch(&gpu, &body, 1, 64, &[&turn, &at]));
+            let ranks = |part: &[u32]| {
+                let mut threads: Vec<usize> = (0..32).collect();
+                threads.sort_by_key(|&thread| part[thread]);
+                threads
+            };
+            let orders: HashSet<Vec<usize>> = words(&at).chunks(64).map(ranks).collect();
+            assert_eq!(orders.len(), 4, "{barrier}: {orders:?}");
+        }
     }
 }
 

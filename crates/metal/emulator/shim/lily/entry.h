@@ -48,20 +48,21 @@ template <class P> LILY_UNTRACKED P numbers(const uint32_t (&v)[3]) { return num
 
 template <class P, class A> LILY_UNTRACKED P argument(const LilyThread& t) {
   if constexpr (A::kind == Built::buffer || A::kind == Built::threadgroup) {
-    void* at = A::kind == Built::buffer ? t.buffers[A::index] : t.threadgroup[A::index];
+    void* at = A::kind == Built::buffer ? t.of->buffers[A::index] : t.of->threadgroup[A::index];
     if constexpr (std::is_reference_v<P>) return *static_cast<std::remove_reference_t<P>*>(at);
     else return static_cast<P>(at);
   } else {
-    const uint32_t count = t.threads[0] * t.threads[1] * t.threads[2];
-    const uint32_t in[3] = {t.index % t.threads[0], t.index / t.threads[0] % t.threads[1], t.index / t.threads[0] / t.threads[1]};
+    const LilyGroup& g = *t.of;
+    const uint32_t count = g.threads[0] * g.threads[1] * g.threads[2];
+    const uint32_t in[3] = {t.index % g.threads[0], t.index / g.threads[0] % g.threads[1], t.index / g.threads[0] / g.threads[1]};
     if constexpr (A::kind == Built::thread_position_in_grid)
-      return numbers<P>(t.group[0] * t.threads[0] + in[0], t.group[1] * t.threads[1] + in[1], t.group[2] * t.threads[2] + in[2]);
+      return numbers<P>(g.group[0] * g.threads[0] + in[0], g.group[1] * g.threads[1] + in[1], g.group[2] * g.threads[2] + in[2]);
     else if constexpr (A::kind == Built::threads_per_grid)
-      return numbers<P>(t.groups[0] * t.threads[0], t.groups[1] * t.threads[1], t.groups[2] * t.threads[2]);
-    else if constexpr (A::kind == Built::threadgroup_position_in_grid) return numbers<P>(t.group);
-    else if constexpr (A::kind == Built::threadgroups_per_grid) return numbers<P>(t.groups);
+      return numbers<P>(g.groups[0] * g.threads[0], g.groups[1] * g.threads[1], g.groups[2] * g.threads[2]);
+    else if constexpr (A::kind == Built::threadgroup_position_in_grid) return numbers<P>(g.group);
+    else if constexpr (A::kind == Built::threadgroups_per_grid) return numbers<P>(g.groups);
     else if constexpr (A::kind == Built::thread_position_in_threadgroup) return numbers<P>(in);
-    else if constexpr (A::kind == Built::threads_per_threadgroup) return numbers<P>(t.threads);
+    else if constexpr (A::kind == Built::threads_per_threadgroup) return numbers<P>(g.threads);
     else if constexpr (A::kind == Built::thread_index_in_threadgroup) return P(t.index);
     else if constexpr (A::kind == Built::thread_index_in_simdgroup) return P(t.index % LILY_SIMD_WIDTH);
     else if constexpr (A::kind == Built::simdgroup_index_in_threadgroup) return P(t.index / LILY_SIMD_WIDTH);
@@ -85,6 +86,13 @@ template <class T, unsigned Site> const int Declared<T, Site>::once = lily_decla
 // A threadgroup variable, which is the same for all threads of a threadgroup.
 template <class T, unsigned Site> inline T& threadgroup_variable() {
   (void)&Declared<T, Site>::once;
+#ifndef LILY_TRACKED
+  if constexpr (Site < LILY_FAST_SITES) {
+    void*& at = lily_sites[Site];
+    if (!at) at = lily_threadgroup_variable(Site, sizeof(T), alignof(T));
+    return *static_cast<T*>(at);
+  }
+#endif
   return *static_cast<T*>(lily_threadgroup_variable(Site, sizeof(T), alignof(T)));
 }
 

@@ -4,10 +4,15 @@
 // The functions that read other lanes' values are not tracked: those lie in the runtime, not in the kernel's memory.
 #pragma once
 
-#include "../../runtime/runtime.h"
+#include "../../runtime/lockstep.h"
 #include "math.h"
 
+// In a build that is tracked, what is left out of it.
+#ifdef LILY_TRACKED
 #define LILY_UNTRACKED __attribute__((noinline, no_sanitize("thread")))
+#else
+#define LILY_UNTRACKED
+#endif
 // The line of the call that has it as a default argument.
 #define LILY_LINE int line = __builtin_LINE()
 
@@ -16,13 +21,29 @@ namespace metal {
 enum class mem_flags : unsigned { mem_none = 0, mem_device = LILY_MEM_DEVICE, mem_threadgroup = LILY_MEM_THREADGROUP };
 constexpr mem_flags operator|(mem_flags a, mem_flags b) { return mem_flags(unsigned(a) | unsigned(b)); }
 
+#ifdef LILY_TRACKED
 inline void threadgroup_barrier(mem_flags flags, LILY_LINE) { lily_barrier(0, unsigned(flags), line); }
 inline void simdgroup_barrier(mem_flags flags, LILY_LINE) { lily_barrier(1, unsigned(flags), line); }
+template <class T> constexpr size_t slot_bytes = LILY_SLOT_BYTES;
+template <class T> inline LilyExchange exchange(const T& x, LilyFinish finish, const char* name, int line) {
+  static_assert(sizeof(T) <= LILY_SLOT_BYTES);
+  return lily_exchange(&x, sizeof x, finish, name, line);
+}
+#else
+inline void threadgroup_barrier(mem_flags, LILY_LINE) { lily_wait(0, line); }
+inline void simdgroup_barrier(mem_flags, LILY_LINE) { lily_wait(1, line); }
+template <class T> constexpr size_t slot_bytes = sizeof(T);
+template <class T> __attribute__((always_inline)) inline LilyExchange exchange(const T& x, LilyFinish finish, const char* name, int line) {
+  static_assert(sizeof(T) <= LILY_SLOT_BYTES);
+  const uint lane = lily_self->thread.index % LILY_SIMD_WIDTH;
+  return lily_meet([&](unsigned char* slots) { __builtin_memcpy(slots + lane * sizeof x, &x, sizeof x); }, finish, name, line);
+}
+#endif
 
 // A lane's value among those that were exchanged.
 template <class T> LILY_UNTRACKED T value_of(const unsigned char* slots, uint lane) {
   T value;
-  __builtin_memcpy(&value, slots + lane * LILY_SLOT_BYTES, sizeof value);
+  __builtin_memcpy(&value, slots + lane * slot_bytes<T>, sizeof value);
   return value;
 }
 
@@ -48,8 +69,7 @@ template <class T, class Op> LILY_UNTRACKED void reduce(const unsigned char* slo
 }
 
 template <class T, class Op> LILY_UNTRACKED T reduced(T x, const char* name, int line) {
-  static_assert(sizeof(T) <= LILY_SLOT_BYTES);
-  const LilyExchange e = lily_exchange(&x, sizeof x, reduce<T, Op>, name, line);
+  const LilyExchange e = exchange(x, reduce<T, Op>, name, line);
   T result;
   __builtin_memcpy(&result, e.result, sizeof result);
   return result;
@@ -77,7 +97,7 @@ LILY_REDUCTION(simd_max, Greatest)
 // ---- prefix sums --------------------------------------------------------------------------------------------------------
 
 template <class T, class Op> LILY_UNTRACKED T prefix(T x, T first, bool inclusive, const char* name, int line) {
-  const LilyExchange e = lily_exchange(&x, sizeof x, nullptr, name, line);
+  const LilyExchange e = exchange(x, nullptr, name, line);
   T sum = first;
   for (uint i = 0; i < e.lane + inclusive; ++i)
     if (e.active >> i & 1) sum = Op::of(sum, value_of<T>(e.slots, i));
@@ -96,36 +116,36 @@ template <class T> LILY_UNTRACKED T taken(const LilyExchange& e, uint from, cons
   return value_of<T>(e.slots, from);
 }
 template <class T> LILY_UNTRACKED T simd_shuffle(T x, ushort lane, LILY_LINE) {
-  const LilyExchange e = lily_exchange(&x, sizeof x, nullptr, "simd_shuffle", line);
+  const LilyExchange e = exchange(x, nullptr, "simd_shuffle", line);
   return taken<T>(e, lane, "simd_shuffle", line);
 }
 template <class T> LILY_UNTRACKED T simd_broadcast(T x, ushort lane, LILY_LINE) {
-  const LilyExchange e = lily_exchange(&x, sizeof x, nullptr, "simd_broadcast", line);
+  const LilyExchange e = exchange(x, nullptr, "simd_broadcast", line);
   return taken<T>(e, lane, "simd_broadcast", line);
 }
 template <class T> LILY_UNTRACKED T simd_broadcast_first(T x, LILY_LINE) {
-  const LilyExchange e = lily_exchange(&x, sizeof x, nullptr, "simd_broadcast_first", line);
+  const LilyExchange e = exchange(x, nullptr, "simd_broadcast_first", line);
   return taken<T>(e, static_cast<uint>(__builtin_ctz(e.active)), "simd_broadcast_first", line);
 }
 template <class T> LILY_UNTRACKED T simd_shuffle_xor(T x, ushort mask, LILY_LINE) {
-  const LilyExchange e = lily_exchange(&x, sizeof x, nullptr, "simd_shuffle_xor", line);
+  const LilyExchange e = exchange(x, nullptr, "simd_shuffle_xor", line);
   return taken<T>(e, e.lane ^ mask, "simd_shuffle_xor", line);
 }
 // Where there is no lane to take from, a lane keeps what it has.
 template <class T> LILY_UNTRACKED T simd_shuffle_up(T x, ushort delta, LILY_LINE) {
-  const LilyExchange e = lily_exchange(&x, sizeof x, nullptr, "simd_shuffle_up", line);
+  const LilyExchange e = exchange(x, nullptr, "simd_shuffle_up", line);
   return e.lane >= delta ? taken<T>(e, e.lane - delta, "simd_shuffle_up", line) : x;
 }
 template <class T> LILY_UNTRACKED T simd_shuffle_down(T x, ushort delta, LILY_LINE) {
-  const LilyExchange e = lily_exchange(&x, sizeof x, nullptr, "simd_shuffle_down", line);
+  const LilyExchange e = exchange(x, nullptr, "simd_shuffle_down", line);
   return e.lane + delta < LILY_SIMD_WIDTH ? taken<T>(e, e.lane + delta, "simd_shuffle_down", line) : x;
 }
 template <class T> LILY_UNTRACKED T simd_shuffle_rotate_up(T x, ushort delta, LILY_LINE) {
-  const LilyExchange e = lily_exchange(&x, sizeof x, nullptr, "simd_shuffle_rotate_up", line);
+  const LilyExchange e = exchange(x, nullptr, "simd_shuffle_rotate_up", line);
   return taken<T>(e, (e.lane - delta) % LILY_SIMD_WIDTH, "simd_shuffle_rotate_up", line);
 }
 template <class T> LILY_UNTRACKED T simd_shuffle_rotate_down(T x, ushort delta, LILY_LINE) {
-  const LilyExchange e = lily_exchange(&x, sizeof x, nullptr, "simd_shuffle_rotate_down", line);
+  const LilyExchange e = exchange(x, nullptr, "simd_shuffle_rotate_down", line);
   return taken<T>(e, (e.lane + delta) % LILY_SIMD_WIDTH, "simd_shuffle_rotate_down", line);
 }
 
@@ -144,7 +164,7 @@ class simd_vote {
 };
 LILY_UNTRACKED inline uint votes_of(bool mine, uint& active, const char* name, int line) {
   const uint x = mine;
-  const LilyExchange e = lily_exchange(&x, sizeof x, nullptr, name, line);
+  const LilyExchange e = exchange(x, nullptr, name, line);
   uint votes = 0;
   for (uint i = 0; i < LILY_SIMD_WIDTH; ++i)
     if (e.active >> i & 1) votes |= value_of<uint>(e.slots, i) << i;
@@ -171,7 +191,7 @@ inline simd_vote simd_active_threads_mask(LILY_LINE) {
 }
 LILY_UNTRACKED inline bool simd_is_first(LILY_LINE) {
   const uint x = 0;
-  const LilyExchange e = lily_exchange(&x, sizeof x, nullptr, "simd_is_first", line);
+  const LilyExchange e = exchange(x, nullptr, "simd_is_first", line);
   return static_cast<uint>(__builtin_ctz(e.active)) == e.lane;
 }
 
@@ -179,7 +199,7 @@ LILY_UNTRACKED inline bool simd_is_first(LILY_LINE) {
 
 template <class T> inline T quad_shuffle_xor(T x, ushort mask, LILY_LINE) { return simd_shuffle_xor(x, static_cast<ushort>(mask & 3), line); }
 template <class T> LILY_UNTRACKED T quad_broadcast(T x, ushort lane, LILY_LINE) {
-  const LilyExchange e = lily_exchange(&x, sizeof x, nullptr, "quad_broadcast", line);
+  const LilyExchange e = exchange(x, nullptr, "quad_broadcast", line);
   return taken<T>(e, (e.lane & ~3u) + lane % 4, "quad_broadcast", line);
 }
 template <class T> inline T quad_sum(T x, LILY_LINE) {

@@ -1,0 +1,39 @@
+//! The whole demo model on the emulated GPU, through the Metal plan, the host and its two token slots.
+//!
+//! What takes minutes is run with `--ignored`.
+#![cfg(target_os = "linux")]
+
+mod conformance;
+
+use conformance::Expected;
+use lily_metal::emulator::{Emulator, Options};
+
+fn gpu(seed: u64, tracked: bool) -> Emulator {
+    Emulator::new(Options { seed, tracked }).unwrap()
+}
+
+#[test]
+fn an_answer_of_the_demo_is_that_of_plain_f32() {
+    let expected = Expected::of(&["sum"], 48);
+    conformance::greedy_tokens_are_those_of_plain_f32(&gpu(1, false), &expected, false);
+}
+
+#[test]
+#[ignore = "a minute or more of computing: run it with --ignored"]
+fn all_answers_of_the_demo_are_those_of_plain_f32_under_three_seeds() {
+    let expected = Expected::new();
+    for (seed, together) in [(1, true), (2, false), (3, true)] {
+        conformance::greedy_tokens_are_those_of_plain_f32(&gpu(seed, false), &expected, together);
+    }
+}
+
+#[test]
+fn the_same_tokens_give_the_same_bits() {
+    conformance::the_same_tokens_give_the_same_bits(&gpu(4, false), [70, 9]);
+}
+
+#[test]
+#[ignore = "a minute or more of computing: run it with --ignored"]
+fn the_same_tokens_give_the_same_bits_and_no_thread_does_what_it_must_not() {
+    conformance::the_same_tokens_give_the_same_bits(&gpu(5, true), [70, 9]);
+}
