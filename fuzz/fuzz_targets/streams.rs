@@ -1,0 +1,5 @@
+//! See `lily_fuzz::streams`.
+
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| lily_fuzz::streams::check(data));
