@@ -180,8 +180,10 @@ impl ToolCallParser {
                 let whole = value.strip_prefix('\n').unwrap_or(value);
                 match self.schemas.spelling(&self.name, &self.key, whole) {
                     _ if self.streaming => pieces.string(value),
-                    Spelling::String => pieces.arguments(&format!("\"{}", inside(whole))),
-                    Spelling::Json | Spelling::Open => pieces.arguments(whole.trim()),
+                    Spelling::Json | Spelling::Open if may_become_json(whole) => {
+                        pieces.arguments(whole.trim())
+                    }
+                    _ => pieces.arguments(&format!("\"{}", inside(whole))),
                 }
             }
             _ if self.started => {}
@@ -410,6 +412,12 @@ impl Pieces {
     fn string(&mut self, text: &str) {
         self.arguments(&inside(text));
     }
+}
+
+/// Whether `text` is JSON or the beginning of some. What is neither would have become a string, and as it is it could
+/// end the arguments: `1}`.
+fn may_become_json(text: &str) -> bool {
+    serde_json::from_str::<Value>(text.trim()).map_or_else(|error| error.is_eof(), |_| true)
 }
 
 /// `text` as it stands between the quotes of a JSON string.

@@ -192,6 +192,32 @@ fn a_call_that_is_cut_off_is_text_or_the_beginning_of_a_call() {
 }
 
 #[test]
+fn a_value_that_is_cut_off_does_not_end_the_arguments() {
+    let cut_off = |key: &str, value: &str| {
+        let answer = written("f", &[(key, value)]);
+        match parse([answer.split_once("\n</parameter>").unwrap().0]).as_slice() {
+            [Part::Begun(call)] => call.arguments.clone(),
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!(cut_off("i", "12"), r#"{"i":12"#);
+    assert_eq!(cut_off("i", "12}"), r#"{"i":"12}"#);
+    assert_eq!(cut_off("a", "[1, "), r#"{"a":[1,"#);
+    assert_eq!(cut_off("u", r#"{"x": 1}}"#), r#"{"u":"{\"x\": 1}}"#);
+}
+
+#[test]
+fn arguments_are_not_nested_deeper_than_readers_go() {
+    let nested = |depth: usize| "[".repeat(depth) + &"]".repeat(depth);
+    for (depth, taken_over) in [(126, true), (127, false)] {
+        let answer = written("f", &[("a", &nested(depth))]);
+        let [Part::Call(call)] = &parse([answer.as_str()])[..] else { panic!("no call") };
+        let arguments: Value = serde_json::from_str(&call.arguments).unwrap();
+        assert_eq!(arguments["a"].is_array(), taken_over, "{depth}");
+    }
+}
+
+#[test]
 fn a_string_comes_as_it_is_written() {
     let mut parser = ToolCallParser::new(&tools());
     let arguments = |json: &str| Piece::Arguments(json.to_owned());

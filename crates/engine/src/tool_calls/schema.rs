@@ -67,8 +67,10 @@ impl ToolSchemas {
     pub(super) fn to_json(&self, tool: &str, key: &str, value: &str) -> String {
         let types = self.types(tool, key);
         let literal = value.trim();
-        let taken_over = match (serde_json::from_str(literal), literal) {
-            (Ok(json), _) if is_allowed(&json, &types) => literal,
+        // In a list, as it will stand in an object: JSON that is nested too deep for a reader is no JSON.
+        let json = serde_json::from_str::<[Value; 1]>(&format!("[{literal}]"));
+        let taken_over = match (json, literal) {
+            (Ok([json]), _) if is_allowed(&json, &types) => literal,
             // Python's spelling, which the model falls into.
             (_, "True") if types.contains(&"boolean") => "true",
             (_, "False") if types.contains(&"boolean") => "false",
