@@ -1,6 +1,6 @@
 //! The whole demo model on the emulated GPU, through the Metal plan, the host and its two token slots.
 //!
-//! What takes minutes is run with `--ignored`.
+//! What takes minutes is ignored here, and run by `.ci/run` with `--ignored`.
 #![cfg(target_os = "linux")]
 
 mod conformance;
@@ -19,7 +19,7 @@ fn an_answer_of_the_demo_is_that_of_plain_f32() {
 }
 
 #[test]
-#[ignore = "a minute or more of computing: run it with --ignored"]
+#[ignore = "a minute or more of computing; .ci/run runs it"]
 fn all_answers_of_the_demo_are_those_of_plain_f32_under_three_seeds() {
     let expected = Expected::new();
     for (seed, together) in [(1, true), (2, false), (3, true)] {
@@ -33,7 +33,7 @@ fn the_same_tokens_give_the_same_bits() {
 }
 
 #[test]
-#[ignore = "a minute or more of computing: run it with --ignored"]
+#[ignore = "a minute or more of computing; .ci/run runs it"]
 fn the_same_tokens_give_the_same_bits_and_no_thread_does_what_it_must_not() {
     conformance::the_same_tokens_give_the_same_bits(&gpu(5, true), [70, 9]);
 }
