@@ -8,6 +8,8 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 pub use serve::{AccessArgs, LimitArgs, LogArgs, LogFormat, PlaceArgs, ServeArgs};
 
+use crate::session::DEFAULT_CONTEXT;
+
 /// One engine for one model: Qwen3.6-35B-A3B, 4-bit, on the machine in front of you.
 #[derive(Debug, Parser)]
 #[command(name = "lily", version)]
@@ -26,6 +28,9 @@ pub enum Command {
     Serve(ServeArgs),
     /// Measure prefill and decode speed, memory, and how near they come to what the machine can do
     Bench(BenchArgs),
+    /// Look at this machine: backends, memory, disk and limits, what stands in the way, and what to run next
+    #[command(after_help = DOCTOR_EXIT_CODES)]
+    Doctor(DoctorArgs),
     /// Show what a checkpoint holds and whether Lily runs it
     Inspect(InspectArgs),
     /// Show what a GPU runs for one decoded token: kernels, what waits for what, bytes; needs no GPU
@@ -35,6 +40,11 @@ pub enum Command {
     /// Measure how often the demo answers its held-out questions correctly
     DemoScore(ScoreArgs),
 }
+
+/// What a script can rely on.
+const DOCTOR_EXIT_CODES: &str = "Exit code: 0 where the model can run here from memory, at the context asked for (it need not \
+be here yet, where the disk has room for it); 1 where something stands in the way, named under \"In the way\" (JSON: \
+`problems`); 2 for a wrong flag.";
 
 /// `lily-server`: the same as `lily serve`.
 #[derive(Debug, Parser)]
@@ -184,6 +194,20 @@ pub struct BenchArgs {
     /// The model.
     #[command(flatten)]
     pub model: ModelArgs,
+}
+
+/// Arguments of `lily doctor`.
+#[derive(Clone, Debug, Args)]
+pub struct DoctorArgs {
+    /// Directory of a checkpoint [default: the shapes of Qwen3.6-35B-A3B, 4-bit]
+    #[arg(long, value_name = "DIR")]
+    pub model_path: Option<PathBuf>,
+    /// Context in tokens that the model is to have
+    #[arg(long, value_name = "N", default_value_t = DEFAULT_CONTEXT, value_parser = at_least_one)]
+    pub ctx_len: usize,
+    /// Print JSON instead of the page
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// Arguments of `lily inspect`.

@@ -2,6 +2,7 @@
 
 pub mod bench;
 pub mod chat;
+pub mod doctor;
 pub mod inspect;
 pub mod plan;
 pub mod score;

@@ -37,6 +37,7 @@ pub fn lily(args: Lily) -> ExitCode {
         Command::Chat(args) => commands::chat::run(&args),
         Command::Serve(args) => commands::serve::run(&args),
         Command::Bench(args) => commands::bench::run(&args, started),
+        Command::Doctor(args) => commands::doctor::run(&args),
         Command::Inspect(args) => commands::inspect::run(&args),
         Command::Plan(args) => commands::plan::run(&args),
         Command::Synth(args) => commands::synth::run(&args),

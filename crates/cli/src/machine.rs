@@ -1,4 +1,4 @@
-//! What the system says of the machine and of this process: processor, memory, what is resident.
+//! What the system says of the machine and of this process: processor, memory, limits, what is resident.
 
 use std::path::Path;
 
@@ -23,6 +23,39 @@ pub fn cpu_name() -> String {
 /// less. `None` where the system does not tell.
 pub fn memory_bytes() -> Option<u64> {
     system::memory_bytes()
+}
+
+/// Bytes of memory that the machine has, whatever of them this process may have.
+pub fn installed_bytes() -> Option<u64> {
+    system::installed_bytes()
+}
+
+/// Bytes of memory that programs could get now without anything being written to disk for them: free, or cached files
+/// that can be read again. `None` where the system does not tell.
+pub fn available_bytes() -> Option<u64> {
+    system::available_bytes()
+}
+
+/// Something that the system gives a process so much of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Resource {
+    /// Open files and connections.
+    OpenFiles,
+    /// Bytes of addresses, mapped files among them.
+    AddressSpace,
+}
+
+/// How much of `resource` this process can have; [`u64::MAX`] is as much as it likes, `None` that the system does not
+/// tell.
+pub fn limit(resource: Resource) -> Option<u64> {
+    system::limit(resource)
+}
+
+/// The limit that is called `name` in a text like `/proc/self/limits`: name, limit in force, highest, unit.
+#[cfg_attr(not(target_os = "linux"), allow(dead_code))]
+fn limit_field(text: &str, name: &str) -> Option<u64> {
+    let value = text.lines().find_map(|line| line.strip_prefix(name))?.split_whitespace().next()?;
+    if value == "unlimited" { Some(u64::MAX) } else { value.parse().ok() }
 }
 
 /// What of this process is resident; `None` where the system does not tell.
@@ -65,7 +98,7 @@ mod system {
     use std::fs::read_to_string;
     use std::path::Path;
 
-    use super::{Resident, group_limit, kib_field};
+    use super::{Resident, Resource, group_limit, kib_field, limit_field};
 
     pub fn cpu_name() -> Option<String> {
         let text = read_to_string("/proc/cpuinfo").ok()?;
@@ -73,8 +106,24 @@ mod system {
         Some(line.split_once(':')?.1.trim().to_string())
     }
 
+    pub fn installed_bytes() -> Option<u64> {
+        kib_field(&read_to_string("/proc/meminfo").ok()?, "MemTotal")
+    }
+
+    pub fn available_bytes() -> Option<u64> {
+        kib_field(&read_to_string("/proc/meminfo").ok()?, "MemAvailable")
+    }
+
+    pub fn limit(resource: Resource) -> Option<u64> {
+        let name = match resource {
+            Resource::OpenFiles => "Max open files",
+            Resource::AddressSpace => "Max address space",
+        };
+        limit_field(&read_to_string("/proc/self/limits").ok()?, name)
+    }
+
     pub fn memory_bytes() -> Option<u64> {
-        let machine = kib_field(&read_to_string("/proc/meminfo").ok()?, "MemTotal")?;
+        let machine = installed_bytes()?;
         let membership = read_to_string("/proc/self/cgroup").unwrap_or_default();
         Some(
             group_limit(Path::new("/sys/fs/cgroup"), &membership).map_or(machine, |limit| limit.min(machine)),
@@ -95,7 +144,7 @@ mod system {
 mod system {
     use std::ffi::CStr;
 
-    use super::Resident;
+    use super::{Resident, Resource};
 
     /// Fills `value` with what the system calls `name`; the bytes that there were.
     fn read(name: &CStr, value: &mut [u8]) -> Option<usize> {
@@ -118,6 +167,26 @@ mod system {
         (read(c"hw.memsize", &mut bytes)? == bytes.len()).then(|| u64::from_ne_bytes(bytes))
     }
 
+    pub fn installed_bytes() -> Option<u64> {
+        memory_bytes()
+    }
+
+    pub fn available_bytes() -> Option<u64> {
+        None
+    }
+
+    pub fn limit(resource: Resource) -> Option<u64> {
+        let resource = match resource {
+            Resource::OpenFiles => libc::RLIMIT_NOFILE,
+            Resource::AddressSpace => libc::RLIMIT_AS,
+        };
+        let mut limits = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        // SAFETY: `limits` is writable.
+        let failed = unsafe { libc::getrlimit(resource, &mut limits) };
+        let limit = limits.rlim_cur;
+        (failed == 0).then_some(if limit == libc::RLIM_INFINITY { u64::MAX } else { limit })
+    }
+
     pub fn resident() -> Option<Resident> {
         // SAFETY: all zeros are a value of this struct of numbers.
         let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
@@ -131,9 +200,21 @@ mod system {
 
 #[cfg(not(any(target_os = "linux", target_os = "macos")))]
 mod system {
-    use super::Resident;
+    use super::{Resident, Resource};
 
     pub fn cpu_name() -> Option<String> {
+        None
+    }
+
+    pub fn installed_bytes() -> Option<u64> {
+        None
+    }
+
+    pub fn available_bytes() -> Option<u64> {
+        None
+    }
+
+    pub fn limit(_: Resource) -> Option<u64> {
         None
     }
 
@@ -168,6 +249,16 @@ mod tests {
         assert_eq!(group_limit(root, "0::/elsewhere\n"), None);
         assert_eq!(group_limit(root, "3:cpu,memory:/c\n2:cpu:/a\n0::/a\n"), Some(4000));
         assert_eq!(group_limit(root, "nonsense"), None);
+    }
+
+    #[test]
+    fn limits_are_read_in_the_form_of_the_system() {
+        let text = "Limit                     Soft Limit           Hard Limit           Units     \n\
+                    Max address space         unlimited            unlimited            bytes     \n\
+                    Max open files            1024                 1048576              files     \n";
+        assert_eq!(limit_field(text, "Max open files"), Some(1024));
+        assert_eq!(limit_field(text, "Max address space"), Some(u64::MAX));
+        assert_eq!(limit_field(text, "Max locked memory"), None);
     }
 
     #[test]

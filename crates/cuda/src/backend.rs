@@ -25,7 +25,6 @@ use lily_engine::sampler::SamplerState;
 use lily_gpu::decode::MAX_ROWS;
 use lily_gpu::layout::PAGE_TOKENS;
 use lily_gpu::memory::Context;
-use lily_gpu::packing;
 use lily_gpu::prompt::{self, PromptLayout};
 use lily_gpu::step::{self, LAST_SAMPLED, Segment, StepLayout};
 use lily_model::geometry::Geometry;
@@ -34,14 +33,14 @@ use lily_model::weights::Weights;
 use crate::cache::Cache;
 use crate::driver::{Event, Gpu, Pinned};
 use crate::error::CudaError;
-use crate::memory_plan::MemoryPlan;
+use crate::memory_plan::{MemoryPlan, Planned};
 use crate::pages::Store;
-use crate::program::{self, Programs};
+use crate::program::Programs;
 use crate::ring::Ring;
 use crate::sampling::{Recipe, Sampling};
 use crate::sequence::{Frozen, Sequence, Snapshot};
 use crate::weights::{self, Loaded};
-use crate::{compile, limits, sources};
+use crate::{compile, limits};
 
 /// How to build a [`CudaBackend`].
 #[derive(Clone, Debug)]
@@ -136,23 +135,9 @@ impl CudaBackend {
         progress: &(dyn Fn(u64, u64) + Sync),
     ) -> Result<CudaBackend, CudaError> {
         let geometry = &weights.geometry;
-        sources::check(geometry)?;
-        packing::check_formats(weights).map_err(CudaError::Model)?;
         let gpu = Gpu::open(options.device)?;
-        let plans = program::plans(weights, program::target(&gpu));
-        let unlimited = Store::new(&gpu, geometry, usize::MAX);
-        let free = gpu.free_memory()?;
-        let context = options.context.within(geometry.max_context);
-        let prompt_plans = program::prompt_plans(weights, MemoryPlan::prompt_room(&plans[0].1, free));
-        let memory_plan = MemoryPlan::new(
-            &gpu.card,
-            &plans,
-            &prompt_plans,
-            &unlimited,
-            context,
-            free,
-            options.state_bytes,
-        )?;
+        let Planned { memory: memory_plan, plans, prompt_plans } =
+            MemoryPlan::of_model(&gpu, weights, options.context, options.state_bytes)?;
 
         let chip = gpu.card.chip();
         let machine = format!("{}, driver {}", gpu.card.name, gpu.card.driver);

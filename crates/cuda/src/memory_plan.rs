@@ -1,16 +1,19 @@
 //! What a model takes of a card, known before anything is loaded.
 
 use std::fmt;
+use std::sync::Arc;
 
 use lily_gpu::decode::Shape;
 use lily_gpu::layout::PAGE_TOKENS;
 use lily_gpu::memory::Context;
+use lily_gpu::packing;
 use lily_gpu::plan::Plan;
+use lily_model::weights::Weights;
 
-use crate::driver::Card;
+use crate::driver::{Card, Gpu};
 use crate::error::CudaError;
 use crate::pages::Store;
-use crate::{program, weights};
+use crate::{program, sources, weights};
 
 /// Bytes that are left to the driver: kernels, graphs, tables of pages, staging.
 const LEFT: u64 = 512 << 20;
@@ -33,7 +36,41 @@ pub struct MemoryPlan {
     pub free: u64,
 }
 
+/// A model on a card, before anything is loaded.
+#[derive(Debug)]
+pub struct Planned {
+    /// What it takes.
+    pub memory: MemoryPlan,
+    /// The plans of decode, and of what prompts need besides.
+    pub plans: Vec<(Shape, Plan)>,
+    /// The plans of prompts.
+    pub prompt_plans: Vec<(Shape, Plan)>,
+}
+
 impl MemoryPlan {
+    /// The plan for the model of `weights`, whose shapes alone are looked at, on the card as it is now.
+    ///
+    /// # Errors
+    /// A model that the kernels are not written for, and those of [`MemoryPlan::new`].
+    pub fn of_model(
+        gpu: &Arc<Gpu>,
+        weights: &Weights,
+        context: Context,
+        state_limit: u64,
+    ) -> Result<Planned, CudaError> {
+        let geometry = &weights.geometry;
+        sources::check(geometry)?;
+        packing::check_formats(weights).map_err(CudaError::Model)?;
+        let plans = program::plans(weights, program::target(gpu));
+        let unlimited = Store::new(gpu, geometry, usize::MAX);
+        let free = gpu.free_memory()?;
+        let context = context.within(geometry.max_context);
+        let prompt_plans = program::prompt_plans(weights, MemoryPlan::prompt_room(&plans[0].1, free));
+        let memory =
+            MemoryPlan::new(&gpu.card, &plans, &prompt_plans, &unlimited, context, free, state_limit)?;
+        Ok(Planned { memory, plans, prompt_plans })
+    }
+
     /// The plan for `context` tokens, or for as many as there is room for where less will do, with `free` bytes
     /// free of which sequences and snapshots may take `state_limit`.
     ///

@@ -27,7 +27,6 @@ use lily_engine::meter::Meter;
 use lily_gpu::decode::MAX_ROWS;
 use lily_gpu::layout::PAGE_TOKENS;
 use lily_gpu::memory::Context;
-use lily_gpu::packing;
 use lily_gpu::step::{self, LAST_SAMPLED, Segment, StepLayout};
 use lily_model::geometry::Geometry;
 use lily_model::weights::Weights;
@@ -40,12 +39,12 @@ use crate::reach::Reach;
 use crate::sequence::{Frozen, Snapshot};
 use crate::slot::Slot;
 use crate::store::{Pools, Sizes, Store};
-use crate::{limits, sources, weights};
+use crate::{limits, weights};
 
 /// How long a pass may take: hundreds of times the longest there is.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Steps that are under way at once.
-const SLOTS: usize = 2;
+pub(crate) const SLOTS: usize = 2;
 
 /// How to build a [`MetalBackend`].
 #[derive(Clone, Debug)]
@@ -170,23 +169,9 @@ impl<D: Device> MetalBackend<D> {
     /// A model that the kernels are not written for or that does not fit, or a device that does not take them.
     pub fn new(device: &D, weights: &Weights, options: &MetalOptions) -> Result<Self, MetalError> {
         let geometry = &weights.geometry;
-        sources::check(geometry)?;
-        packing::check_formats(weights).map_err(MetalError::Model)?;
-        let plans = program::plans(weights, device.info(), options.short);
-        let context = options.context.within(geometry.max_context);
-        let most = match context {
-            Context::Exactly(tokens) | Context::AtMost(tokens) => tokens,
-        };
-        let workspace = program::workspace_bytes(&plans) + (SLOTS * Slot::<D>::bytes(most)) as u64;
+        let (memory_plan, plans) =
+            MemoryPlan::of_model(device, weights, options.context, options.short, options.state_bytes)?;
         let (_, widest) = plans.last().expect("there is a plan for every bucket");
-        let memory_plan = MemoryPlan::new(
-            device.info(),
-            device.allocated(),
-            [weights::bytes(widest), workspace],
-            Sizes::new(geometry),
-            context,
-            options.state_bytes,
-        )?;
         let loaded = weights::load(device, weights, widest)?;
         let programs = Programs::new(device, geometry, plans, loaded)?;
         let store = Store::new(device, geometry, memory_plan.state)?;

@@ -2,12 +2,19 @@
 
 use std::fmt;
 
+use lily_gpu::decode::Shape;
 use lily_gpu::layout::PAGE_TOKENS;
 use lily_gpu::memory::Context;
+use lily_gpu::packing;
+use lily_gpu::plan::Plan;
+use lily_model::weights::Weights;
 
-use crate::device::DeviceInfo;
+use crate::backend::SLOTS;
+use crate::device::{Device, DeviceInfo};
 use crate::error::MetalError;
+use crate::slot::Slot;
 use crate::store::Sizes;
+use crate::{program, sources, weights};
 
 /// Bytes that are left to others who use the GPU: the window server above all.
 const LEFT: u64 = 512 << 20;
@@ -33,6 +40,34 @@ pub struct MemoryPlan {
 }
 
 impl MemoryPlan {
+    /// The plan for the model of `weights`, whose shapes alone are looked at, on the device as it is now, and the plans
+    /// of its steps. Contexts of up to `short` tokens have the short layout of attention.
+    ///
+    /// # Errors
+    /// A model that the kernels are not written for, and those of [`MemoryPlan::new`].
+    pub fn of_model<D: Device>(
+        device: &D,
+        weights: &Weights,
+        context: Context,
+        short: usize,
+        state_limit: u64,
+    ) -> Result<(MemoryPlan, Vec<(Shape, Plan)>), MetalError> {
+        let geometry = &weights.geometry;
+        sources::check(geometry)?;
+        packing::check_formats(weights).map_err(MetalError::Model)?;
+        let plans = program::plans(weights, device.info(), short);
+        let context = context.within(geometry.max_context);
+        let most = match context {
+            Context::Exactly(tokens) | Context::AtMost(tokens) => tokens,
+        };
+        let workspace = program::workspace_bytes(&plans) + (SLOTS * Slot::<D>::bytes(most)) as u64;
+        let (_, widest) = plans.last().expect("there is a plan for every bucket");
+        let parts = [weights::bytes(widest), workspace];
+        let (info, sizes) = (device.info(), Sizes::new(geometry));
+        let memory = MemoryPlan::new(info, device.allocated(), parts, sizes, context, state_limit)?;
+        Ok((memory, plans))
+    }
+
     /// The plan for `context` tokens, or for as many as there is room for where less will do, on a device that holds
     /// `allocated` bytes already. Sequences and snapshots may take `state_limit`.
     ///

@@ -1,0 +1,118 @@
+//! `lily doctor`: one page about this machine, and whether the model can run here.
+//!
+//! It loads nothing and changes nothing. [`backends`] asks each backend whether it works, [`limits`] what the system
+//! allows, and [`report`] holds what was found; memory comes from the same plans that the backends themselves keep to.
+
+mod backends;
+mod limits;
+mod report;
+
+use std::io::Write;
+use std::path::Path;
+
+use anyhow::{Context, bail};
+use lily_model::checkpoint::Checkpoint;
+use lily_model::geometry::Geometry;
+use lily_model::weights::Weights;
+
+use crate::args::{DoctorArgs, ModelArgs};
+use crate::device;
+use crate::machine;
+
+use report::{Disk, Machine, Model, Report};
+
+/// Bytes of the published 4-bit checkpoint with all that belongs to it, rounded up.
+const DOWNLOAD_BYTES: u64 = 21_000_000_000;
+/// Bytes of the tensors that Lily reads of it.
+const WEIGHT_BYTES: u64 = 19_508_789_376;
+/// What brings it.
+const DOWNLOAD: &str = "hf download mlx-community/Qwen3.6-35B-A3B-4bit --local-dir qwen3.6";
+
+/// Prints the page, or JSON; an error where something stands in the model's way.
+pub fn run(args: &DoctorArgs) -> anyhow::Result<()> {
+    let report = look(args)?;
+    let mut out = std::io::stdout().lock();
+    if args.json {
+        serde_json::to_writer_pretty(&mut out, &report)?;
+        writeln!(out)?;
+    } else {
+        write!(out, "{report}")?;
+    }
+    match report.problems.len() {
+        0 => Ok(()),
+        1 => bail!("one thing stands in the way of {}; it is named above", report.model.name),
+        count => bail!("{count} things stand in the way of {}; they are named above", report.model.name),
+    }
+}
+
+fn look(args: &DoctorArgs) -> anyhow::Result<Report> {
+    let (model, weights) = model(args)?;
+    let most = weights.geometry.max_context;
+    if args.ctx_len > most {
+        bail!("--ctx-len {} is more than the {most} tokens of {}; ask for less", args.ctx_len, model.name);
+    }
+    let backends = backends::all(&weights, model.weight_bytes, args.ctx_len);
+    let (place, reason) = device::choose(&ModelArgs::default())?;
+    let taken = backends::name(place);
+    let disk = if model.path.is_none() { Some(disk(Path::new("."))?) } else { None };
+    let limits = limits::all(model.weight_bytes);
+    let next = match &model.path {
+        Some(path) => format!("lily chat --model-path {}", path.display()),
+        None => DOWNLOAD.to_owned(),
+    };
+    let mut report = Report {
+        version: env!("CARGO_PKG_VERSION"),
+        machine: Machine {
+            system: std::env::consts::OS,
+            architecture: std::env::consts::ARCH,
+            processor: machine::cpu_name(),
+            cores: lily_cpu::pool::physical_cores(),
+            memory_bytes: machine::memory_bytes(),
+            available_bytes: machine::available_bytes(),
+        },
+        model,
+        backends,
+        taken,
+        reason,
+        disk,
+        limits,
+        problems: Vec::new(),
+        next,
+    };
+    report.problems = report.find_problems();
+    if !report.problems.is_empty() {
+        report.next =
+            "what stands in the way first, then this command again; meanwhile `lily chat` runs the \
+                       built-in demo"
+                .to_owned();
+    }
+    Ok(report)
+}
+
+/// The model that is asked about, by its shapes.
+fn model(args: &DoctorArgs) -> anyhow::Result<(Model, Weights)> {
+    let context = args.ctx_len;
+    match &args.model_path {
+        Some(dir) => {
+            let checkpoint =
+                Checkpoint::open(dir).with_context(|| format!("{} cannot be loaded", dir.display()))?;
+            let weights =
+                checkpoint.weights().with_context(|| format!("{} cannot be loaded", dir.display()))?;
+            let (name, weight_bytes) = (checkpoint.name().to_owned(), checkpoint.weight_bytes());
+            Ok((Model { name, path: Some(dir.clone()), weight_bytes, context }, weights))
+        }
+        None => {
+            let name = "Qwen3.6-35B-A3B, 4-bit".to_owned();
+            let weights = Weights::outline(&Geometry::qwen3_6_35b_a3b());
+            Ok((Model { name, path: None, weight_bytes: WEIGHT_BYTES, context }, weights))
+        }
+    }
+}
+
+/// The disk on which the model would go to `dir`.
+fn disk(dir: &Path) -> anyhow::Result<Disk> {
+    let dir = dir.canonicalize().unwrap_or_else(|_| dir.to_owned());
+    let free_bytes = fs4::available_space(&dir)
+        .with_context(|| format!("the disk of {} cannot be asked", dir.display()))?;
+    Ok(Disk { dir, free_bytes, needed_bytes: DOWNLOAD_BYTES })
+}
