@@ -185,6 +185,9 @@ pub struct BenchArgs {
     /// Do not measure what the machine can do at the most, which takes a second or two and up to 4 GB of memory
     #[arg(long)]
     pub no_floor: bool,
+    /// Time each stage of a decoded token too, one after the other, where the backend can
+    #[arg(long)]
+    pub profile: bool,
     /// Print JSON with every single run instead of the table
     #[arg(long)]
     pub json: bool,

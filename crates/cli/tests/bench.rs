@@ -93,6 +93,27 @@ fn a_part_can_be_left_out_of_the_picture_too() {
     assert!(std::fs::read_to_string(&plot).expect("the picture was written").contains("not measured"));
 }
 
+#[test]
+fn a_profile_that_the_backend_cannot_give_is_said_to_be_missing() {
+    let output = run(&mut lily(&[
+        "bench",
+        "-p",
+        "0",
+        "-d",
+        "8",
+        "-n",
+        "2",
+        "--repeat",
+        "1",
+        "--no-floor",
+        "--profile",
+    ]));
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let stderr = text(&output.stderr);
+    assert!(stderr.contains("does not time its stages, so --profile added nothing"), "{stderr}");
+    assert!(text(&output.stdout).contains("decode at") && !text(&output.stdout).contains("kernels"));
+}
+
 /// Ctrl-C, as the terminal sends it.
 #[cfg(unix)]
 #[test]

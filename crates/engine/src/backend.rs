@@ -106,6 +106,17 @@ pub struct Limits {
     pub matrix_ops_per_second: Option<f64>,
 }
 
+/// What a stage of the model took of a step, all layers together.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StageTime {
+    /// The stage's name.
+    pub stage: &'static str,
+    /// Kernels that ran for it.
+    pub kernels: usize,
+    /// Seconds of the device.
+    pub seconds: f64,
+}
+
 /// Bytes of state, which is what grows with requests: recurrent states, pages of keys and values. Weights and
 /// scratch buffers are not in it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -191,6 +202,18 @@ pub trait Backend: Send {
     /// `None` where the backend has no way to.
     fn limits(&mut self) -> Option<Limits> {
         None
+    }
+
+    /// Decodes one token of `sequence`, as [`Backend::decode`] does with [`Want::Token`], and times every stage of that step
+    /// by itself; `None`, and nothing has changed, where the backend has no such timing. What kernels of different stages do at the
+    /// same time in a step they do one after the other here, so the times may come to more than a step takes.
+    fn decode_timed(
+        &mut self,
+        sequence: SequenceId,
+        input: Input,
+    ) -> Result<Option<Vec<StageTime>>, BackendError> {
+        let _ = (sequence, input);
+        Ok(None)
     }
 
     /// Opens a sequence: empty, or continuing `from` a snapshot (which stays valid).

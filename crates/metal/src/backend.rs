@@ -20,8 +20,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use lily_engine::backend::{
-    Backend, BackendError, DecodeStep, Export, Input, Limits, Memory, SequenceId, SnapshotId, StepOutput,
-    Ticket, Want,
+    Backend, BackendError, DecodeStep, Export, Input, Limits, Memory, SequenceId, SnapshotId, StageTime,
+    StepOutput, Ticket, Want,
 };
 use lily_engine::meter::Meter;
 use lily_gpu::decode::MAX_ROWS;
@@ -39,10 +39,10 @@ use crate::reach::Reach;
 use crate::sequence::{Frozen, Snapshot};
 use crate::slot::Slot;
 use crate::store::{Pools, Sizes, Store};
-use crate::{limits, weights};
+use crate::{limits, profile, weights};
 
 /// How long a pass may take: hundreds of times the longest there is.
-const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 /// Steps that are under way at once.
 pub(crate) const SLOTS: usize = 2;
 
@@ -85,6 +85,8 @@ pub struct MetalBackend<D: Device> {
     pools: Pools<D::Buffer>,
     last_id: u64,
     programs: Programs<D>,
+    /// Where the times of stages go while a step is timed.
+    times: Option<Vec<StageTime>>,
 }
 
 /// Whether state holds what it should.
@@ -191,6 +193,7 @@ impl<D: Device> MetalBackend<D> {
             passes: 0,
             last_id: 0,
             programs,
+            times: None,
         })
     }
 
@@ -318,6 +321,10 @@ impl<D: Device> MetalBackend<D> {
             (true, Some(from)) => self.slots[turn].keep_logits(&(from.clone(), 0), logits),
             _ => None,
         };
+        let stages = match self.times {
+            Some(_) => self.programs.plan(rows, context).dispatches.iter().map(|d| d.stage).collect(),
+            None => Vec::new(),
+        };
         let place = StepPlace { number: turn, slot: &self.slots[turn], store: &self.store, reach: &reach };
         let pass = Pass {
             label: &format!("pass {number}: {rows} rows, context {context}"),
@@ -325,7 +332,10 @@ impl<D: Device> MetalBackend<D> {
             dispatches: self.programs.dispatches(rows, context, &place)?,
             after: kept.as_slice(),
         };
-        let completion = self.device.submit(&pass)?;
+        let completion = match &mut self.times {
+            None => self.device.submit(&pass)?,
+            Some(times) => profile::submit(&self.device, &pass, &stages, times)?,
+        };
         self.store.submitted();
         self.passes = number;
         let moved = self.pools != pools;
@@ -477,6 +487,27 @@ impl<D: Device> Backend for MetalBackend<D> {
     fn limits(&mut self) -> Option<Limits> {
         // Without room for the measurement there is none.
         limits::measure(&self.device).ok()
+    }
+
+    fn decode_timed(
+        &mut self,
+        sequence: SequenceId,
+        input: Input,
+    ) -> Result<Option<Vec<StageTime>>, BackendError> {
+        // Nothing else is to be under way.
+        self.harvest_all();
+        self.times = Some(Vec::new());
+        let ticket = self.decode(&[DecodeStep { sequence, input, want: Want::Token }]);
+        let times = self.times.take();
+        let done = ticket.and_then(|ticket| self.collect(ticket));
+        // A step that failed in the middle has written a part of what it was to write.
+        if done.is_err()
+            && times.as_ref().is_some_and(|times| !times.is_empty())
+            && let Some(sequence) = self.sequences.get_mut(&sequence)
+        {
+            sequence.soundness = Soundness::Lost;
+        }
+        done.map(|_| times)
     }
 
     fn open(&mut self, from: Option<SnapshotId>) -> Result<SequenceId, BackendError> {

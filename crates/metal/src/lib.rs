@@ -31,6 +31,7 @@ pub mod error;
 pub mod limits;
 pub mod memory_plan;
 pub mod pool;
+pub mod profile;
 pub mod program;
 pub mod reach;
 pub mod sequence;

@@ -22,3 +22,8 @@ fn the_demo_answers_as_plain_f32_does() {
 fn the_same_tokens_give_the_same_bits() {
     conformance::the_same_tokens_give_the_same_bits(&gpu(), [140, 61]);
 }
+
+#[test]
+fn a_timed_step_gives_what_a_step_gives() {
+    conformance::a_timed_step_gives_what_a_step_gives(&gpu());
+}

@@ -37,3 +37,8 @@ fn the_same_tokens_give_the_same_bits() {
 fn the_same_tokens_give_the_same_bits_and_no_thread_does_what_it_must_not() {
     conformance::the_same_tokens_give_the_same_bits(&gpu(5, true), [70, 9]);
 }
+
+#[test]
+fn a_timed_step_gives_what_a_step_gives() {
+    conformance::a_timed_step_gives_what_a_step_gives(&gpu(6, false));
+}

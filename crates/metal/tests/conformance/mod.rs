@@ -3,10 +3,13 @@
 //!
 //! Plain f32, because tokens that follow the end of an answer have no margin: there int8 activations choose others.
 
+use std::collections::HashSet;
+
 use lily_cpu::{CpuBackend, CpuOptions, Numerics};
 use lily_engine::backend::{Backend, BackendError, DecodeStep, Input, SequenceId, StepOutput, Want};
 use lily_gpu::layout::PAGE_TOKENS;
 use lily_gpu::memory::Context;
+use lily_gpu::stage::Stage;
 use lily_metal::device::Device;
 use lily_metal::{MetalBackend, MetalOptions};
 use lily_model::chat_template::ChatInput;
@@ -212,4 +215,21 @@ pub fn the_same_tokens_give_the_same_bits<D: Device>(device: &D, lengths: [usize
         }
     }
     assert_eq!((in_batch[0].token, in_batch[1].token), (Some(alone[1]), Some(alone[2])));
+}
+
+/// A step whose stages are timed one by one is a step like any other.
+pub fn a_timed_step_gives_what_a_step_gives<D: Device>(device: &D) {
+    let mut backend = open(device);
+    let (plain, first) = prefill(&mut backend, &noise(3, 5), usize::MAX).unwrap();
+    let snapshot = backend.snapshot(plain).unwrap();
+    let expected = decode(&mut backend, &[plain], 2).unwrap().remove(0);
+
+    let timed = backend.open(Some(snapshot)).unwrap();
+    let times = backend.decode_timed(timed, Input::Token(first.token.unwrap())).unwrap().expect("times");
+    assert_eq!(decode(&mut backend, &[timed], 1).unwrap(), [expected[1..].to_vec()]);
+    let stages: HashSet<&str> = times.iter().map(|time| time.stage).collect();
+    assert_eq!(stages, HashSet::from(Stage::ALL.map(Stage::name)));
+    let kernels: usize = times.iter().map(|time| time.kernels).sum();
+    assert_eq!(kernels, backend.programs().plan(1, 6).dispatches.len());
+    assert!(times.iter().all(|time| time.seconds > 0.0), "{times:?}");
 }

@@ -4,7 +4,8 @@ use std::time::Instant;
 
 use indicatif::ProgressBar;
 use lily_engine::backend::{
-    Backend, BackendError, DecodeStep, Input, Limits, SequenceId, SnapshotId, StepOutput, Ticket, Want,
+    Backend, BackendError, DecodeStep, Input, Limits, SequenceId, SnapshotId, StageTime, StepOutput, Ticket,
+    Want,
 };
 
 use super::plan::{Pace, Plan};
@@ -102,9 +103,10 @@ impl Bench {
                 self.say("decode at", depth, run);
                 seconds.push(self.decode_once(snapshot)?);
             }
+            let stages = if self.plan.profile { self.stages(snapshot, depth)? } else { None };
             self.backend.discard(snapshot);
             let timing = self.counted(seconds);
-            results.push(Decode::new(depth, self.plan.generated, timing));
+            results.push(Decode::new(depth, self.plan.generated, timing, stages));
             self.look_at_memory();
         }
         if let Some(sequence) = filled {
@@ -174,6 +176,32 @@ impl Bench {
         let seconds = begin.elapsed().as_secs_f64();
         self.backend.close(sequence);
         Ok(seconds)
+    }
+
+    /// What each stage of a token from `snapshot` on takes: of as many runs as everything else, the one that took least
+    /// in all.
+    fn stages(&mut self, snapshot: SnapshotId, depth: usize) -> Result<Option<Vec<StageTime>>, BackendError> {
+        let mut least: Option<Vec<StageTime>> = None;
+        let total = |times: &Vec<StageTime>| times.iter().map(|time| time.seconds).sum::<f64>();
+        for run in 0..self.plan.runs() {
+            self.say("stages at", depth, run);
+            let sequence = self.backend.open(Some(snapshot))?;
+            let input = Input::Token(self.token());
+            let times = self.backend.decode_timed(sequence, input)?;
+            self.backend.close(sequence);
+            let Some(times) = times else {
+                let note =
+                    format!("{} does not time its stages, so --profile added nothing", self.description());
+                if !self.notes.contains(&note) {
+                    self.notes.push(note);
+                }
+                return Ok(None);
+            };
+            if least.as_ref().is_none_or(|least| total(&times) < total(least)) {
+                least = Some(times);
+            }
+        }
+        Ok(least)
     }
 
     /// Seconds that `count` random tokens at the end of `sequence` take, in the engine's chunks.

@@ -24,6 +24,8 @@ pub struct Plan {
     pub repeat: usize,
     /// Whether a run that does not count comes first.
     pub warmup: bool,
+    /// Whether the stages of a decoded token are timed too.
+    pub profile: bool,
     /// Tokens that a sequence must have room for.
     pub context: usize,
 }
@@ -51,7 +53,8 @@ impl Plan {
                 "there is nothing to measure in a context of {most} tokens; ask for it with --prompt or --depth"
             );
         }
-        Ok(Plan { prompts, depths, generated, repeat: args.repeat, warmup: !args.no_warmup, context: most })
+        let (repeat, warmup, profile) = (args.repeat, !args.no_warmup, args.profile);
+        Ok(Plan { prompts, depths, generated, repeat, warmup, profile, context: most })
     }
 
     /// Runs of each measurement, the one that does not count among them.

@@ -1,6 +1,6 @@
 //! The figures, as `--json` prints them: sizes in bytes, times in seconds, speeds in tokens per second.
 
-use lily_engine::backend::Limits;
+use lily_engine::backend::{Limits, StageTime};
 use lily_model::cost::Cost;
 use serde::Serialize;
 
@@ -226,13 +226,36 @@ pub struct Decode {
     pub bytes_per_token: u64,
     /// What these take at the machine's read bandwidth.
     pub floor: Option<Floor>,
+    /// What each stage takes for a token when all its kernels run one after the other; none where that was not asked for or the
+    /// backend cannot tell.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub stages: Option<Vec<StageSeconds>>,
 }
 
 impl Decode {
     /// `tokens` at `depth`.
-    pub fn new(depth: usize, tokens: usize, timing: Timing) -> Decode {
+    pub fn new(depth: usize, tokens: usize, timing: Timing, stages: Option<Vec<StageTime>>) -> Decode {
         let tokens_per_second = timing.speed(tokens);
-        Decode { depth, tokens, tokens_per_second, timing, bytes_per_token: 0, floor: None }
+        let stages = stages.map(|stages| stages.into_iter().map(Into::into).collect());
+        Decode { depth, tokens, tokens_per_second, timing, bytes_per_token: 0, floor: None, stages }
+    }
+}
+
+/// See [`StageTime`].
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct StageSeconds {
+    /// The stage.
+    pub stage: &'static str,
+    /// Its kernels, in all layers.
+    pub kernels: usize,
+    /// All of them.
+    pub seconds: f64,
+}
+
+impl From<StageTime> for StageSeconds {
+    fn from(time: StageTime) -> StageSeconds {
+        let StageTime { stage, kernels, seconds } = time;
+        StageSeconds { stage, kernels, seconds }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::report::{Decode, Floor, Prefill, Report, Speed};
+use super::report::{Decode, Floor, Prefill, Report, Speed, StageSeconds};
 
 const GB: f64 = 1e9;
 
@@ -47,6 +47,9 @@ impl fmt::Display for Table<'_> {
             write_speed(f, tokens_per_second)?;
             writeln!(f, "{:>11.3} GB{:>11}", *bytes_per_token as f64 / GB, percent(floor.as_ref()))?;
         }
+        for Decode { depth, stages, .. } in &report.decode {
+            write_stages(f, *depth, stages.as_deref().unwrap_or_default())?;
+        }
         writeln!(f)?;
         write_memory(f, report)?;
         write_limits(f, report)
@@ -56,6 +59,19 @@ impl fmt::Display for Table<'_> {
 fn write_speed(f: &mut fmt::Formatter<'_>, speed: &Speed) -> fmt::Result {
     let spread = format!("{:.1} .. {:.1}", speed.lowest, speed.highest);
     write!(f, "{:>12.1}{spread:>22}", speed.median)
+}
+
+/// The stages of a token by themselves, in the order in which they first ran.
+fn write_stages(f: &mut fmt::Formatter<'_>, depth: usize, stages: &[StageSeconds]) -> fmt::Result {
+    let total: f64 = stages.iter().map(|stage| stage.seconds).sum();
+    if stages.is_empty() {
+        return Ok(());
+    }
+    writeln!(f, "\n{:>10}{:>12}{:>12}{:>9}", format!("at {depth}"), "kernels", "ms", "part")?;
+    for StageSeconds { stage, kernels, seconds } in stages {
+        writeln!(f, "{stage:>10}{kernels:>12}{:>12.3}{:>7.1} %", 1e3 * seconds, 100.0 * seconds / total)?;
+    }
+    writeln!(f, "{:>10}{:>12}{:>12.3}", "all", "", 1e3 * total)
 }
 
 fn percent(floor: Option<&Floor>) -> String {
