@@ -117,7 +117,7 @@ fn as_many_run_and_wait_as_the_flags_say_and_one_more_is_told_when_to_return() {
 }
 
 #[test]
-fn what_comes_too_slowly_or_too_large_is_refused() {
+fn what_comes_too_slowly_or_too_large_or_compressed_is_refused() {
     let server = Server::start(&["--header-timeout", "1", "--body-timeout", "1", "--max-body", "1KB"]);
     let mut half_a_head = server.connect();
     half_a_head.write_all(b"POST /v1/chat/completions HTTP/1.1\r\nHost: lily\r\n").expect("it is written");
@@ -134,6 +134,14 @@ fn what_comes_too_slowly_or_too_large_is_refused() {
     assert!(answer.starts_with("HTTP/1.1 408") && answer.contains("request_timeout"), "{answer}");
     let large = server.request("POST", CHAT, &" ".repeat(1001));
     assert_eq!((large.status, &large.json()["error"]["code"]), (413, &json!("request_too_large")));
+    let sum = question("What is 17 + 25?").to_string();
+    let encoded = |name: &str| {
+        server.open("POST", CHAT, &format!("Content-Encoding: {name}\r\n"), sum.as_bytes()).response()
+    };
+    let compressed = encoded("gzip");
+    assert_eq!(compressed.status, 415);
+    assert_eq!(compressed.json()["error"]["code"], "unsupported_content_encoding");
+    assert_eq!(encoded("identity").status, 200);
 }
 
 #[test]

@@ -101,6 +101,35 @@ fn conversations_of_all_shapes_are_answered_or_refused_by_their_place() {
     assert_eq!(count(apart), count(json!([{"role": "user", "content": "One.\n\nTwo."}])));
 }
 
+#[test]
+fn what_a_client_cut_in_half_does_not_end_its_conversation() {
+    let server = Server::start(&[]);
+    // A client in JavaScript that shortens the output of a tool in the middle of an emoji sends this, and once more
+    // with every turn that follows.
+    let half = r"\ud83d";
+    let said = format!(r#"{{"role": "user", "content": "What is 17 + 25? {half}"}}"#);
+    let call = |arguments: &str| {
+        let function = format!(r#"{{"name": "f", "arguments": "{arguments}"}}"#);
+        let call = format!(r#"{{"id": "a", "type": "function", "function": {function}}}"#);
+        format!(r#"{{"role": "assistant", "tool_calls": [{call}]}}"#)
+    };
+    let within = call(r#"{\"text\": \"\\ud83d\"}"#);
+    let result = format!(r#"{{"role": "tool", "tool_call_id": "a", "content": "cut {half}"}}"#);
+    for (path, body) in [
+        ("/v1/chat/completions", format!(r#"{{"messages": [{said}], "max_tokens": 1}}"#)),
+        ("/v1/chat/completions", format!(r#"{{"messages": [{said}, {within}, {result}], "max_tokens": 1}}"#)),
+        ("/v1/responses", format!(r#"{{"input": [{said}], "max_output_tokens": 1}}"#)),
+        ("/v1/messages", format!(r#"{{"messages": [{said}], "max_tokens": 1}}"#)),
+    ] {
+        let response = server.request("POST", path, &body);
+        assert_eq!(response.status, 200, "{body}: {}", response.body);
+    }
+    let tokens = |prompt: &str| {
+        server.request("POST", "/tokenize", &format!(r#"{{"prompt": "{prompt}"}}"#)).json()["tokens"].clone()
+    };
+    assert_eq!(tokens(half), tokens("\u{fffd}"));
+}
+
 /// Asks, and expects an answer, or an error that names `refused`.
 fn expect(server: &Server, path: &str, body: &Value, refused: Option<&str>) {
     let response = server.request("POST", path, &body.to_string());

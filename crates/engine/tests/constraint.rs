@@ -401,6 +401,7 @@ fn what_cannot_be_enforced_is_refused_with_the_reason() {
         (json(json!({"type": "strin"})), "the JSON schema cannot be enforced: "),
         (json(json!({"type": "array", "uniqueItems": true})), "uniqueItems"),
         (json(json!(7)), "a schema is a JSON object"),
+        (json(json!({"$ref": "#"})), "it allows no text at all"),
         (
             json(json!({"type": "integer", "minimum": 5, "maximum": 4})),
             "the JSON schema cannot be enforced: ",

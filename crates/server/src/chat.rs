@@ -79,6 +79,15 @@ impl Started {
             .collect::<Result<_, ApiError>>()?;
         Ok(Started { model, request, id, created: unix_time(), answers })
     }
+
+    fn head(&self) -> Head {
+        Head {
+            id: self.id.clone(),
+            created: self.created,
+            model: self.model.name.clone(),
+            with_usage: self.request.include_usage,
+        }
+    }
 }
 
 /// A constraint that cannot be enforced came from one of several fields.
@@ -118,19 +127,20 @@ async fn whole(started: Started) -> Result<Completion, ApiError> {
 
 /// Sends the choices as they come.
 fn stream(started: Started) -> Response {
-    sse::respond(sse::comment(), |events| send_all(started, events))
+    sse::respond(idle(&started.head()), |events| send_all(started, events))
+}
+
+/// The sign of life: a chunk of which nobody gains anything. Clients that give up on a stream without events, as agents
+/// do, count no comments.
+fn idle(head: &Head) -> Event {
+    // A chunk is strings and numbers, which always have a JSON form.
+    Event::default().json_data(head.chunk(vec![unchanged(0)], None)).unwrap_or_default()
 }
 
 async fn send_all(started: Started, events: Events) {
-    let Started { model, request, id, created, answers } = started;
-    let writer = ChunkWriter {
-        events: events.clone(),
-        id,
-        created,
-        model: model.name.clone(),
-        with_usage: request.include_usage,
-        with_progress: request.return_progress,
-    };
+    let head = started.head();
+    let Started { model, request, answers, .. } = started;
+    let writer = ChunkWriter { events: events.clone(), head, with_progress: request.return_progress };
     let mut tasks = JoinSet::new();
     for (index, answer) in answers.into_iter().enumerate() {
         let tokenizer = request.logprobs.map(|_| model.tokenizer.clone());
@@ -180,18 +190,21 @@ async fn send_choice(mut writer: ChoiceWriter, mut answer: Answer) -> Result<End
     }
 }
 
-/// Writes the events of one stream.
+/// A choice that gains nothing, so that clients which look for one find it.
+fn unchanged(index: usize) -> ChunkChoice {
+    ChunkChoice { index, delta: Delta::default(), finish_reason: None, logprobs: None }
+}
+
+/// What all events of one stream have in common.
 #[derive(Clone)]
-struct ChunkWriter {
-    events: Events,
+struct Head {
     id: String,
     created: u64,
     model: String,
     with_usage: bool,
-    with_progress: bool,
 }
 
-impl ChunkWriter {
+impl Head {
     fn chunk(&self, choices: Vec<ChunkChoice>, usage: Option<Usage>) -> Chunk {
         Chunk {
             id: self.id.clone(),
@@ -203,9 +216,19 @@ impl ChunkWriter {
             prompt_progress: None,
         }
     }
+}
 
+/// Writes the events of one stream.
+#[derive(Clone)]
+struct ChunkWriter {
+    events: Events,
+    head: Head,
+    with_progress: bool,
+}
+
+impl ChunkWriter {
     async fn send(&self, choices: Vec<ChunkChoice>, usage: Option<Usage>) -> Result<(), Broken> {
-        sse::send(&self.events, Event::default(), &self.chunk(choices, usage)).await
+        sse::send(&self.events, Event::default(), &self.head.chunk(choices, usage)).await
     }
 }
 
@@ -234,11 +257,9 @@ impl ChoiceWriter {
         self.chunks.send(vec![choice], None).await
     }
 
-    /// A choice that gains nothing, so that clients which look for one find it.
     async fn progress(&self, progress: PromptProgress) -> Result<(), Broken> {
-        let delta = Delta::default();
-        let choice = ChunkChoice { index: self.index, delta, finish_reason: None, logprobs: None };
-        let chunk = Chunk { prompt_progress: Some(progress), ..self.chunks.chunk(vec![choice], None) };
+        let chunk = self.chunks.head.chunk(vec![unchanged(self.index)], None);
+        let chunk = Chunk { prompt_progress: Some(progress), ..chunk };
         sse::send(&self.chunks.events, Event::default(), &chunk).await
     }
 }
@@ -247,4 +268,32 @@ impl ChoiceWriter {
 fn failure(reason: String) -> Event {
     // The body is two levels of strings, which always have a JSON form.
     Event::default().json_data(ApiError::internal(reason).body()).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use http_body_util::BodyExt;
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_stream_without_news_shows_signs_of_life_that_clients_count() {
+        let head = Head { id: "c".into(), created: 7, model: "m".into(), with_usage: true };
+        let silent = |events: Events| async move { events.closed().await };
+        let mut body = sse::respond_within(Duration::from_millis(1), idle(&head), silent).into_body();
+        for _ in 0..3 {
+            let frame = body.frame().await.expect("the stream goes on").expect("it does not fail");
+            let text =
+                String::from_utf8(frame.into_data().expect("it is data").to_vec()).expect("it is text");
+            let data = text.strip_prefix("data: ").and_then(|rest| rest.strip_suffix("\n\n"));
+            let chunk: Value = serde_json::from_str(data.expect("it is one event")).expect("it is JSON");
+            let choice = json!({"index": 0, "delta": {}, "finish_reason": null, "logprobs": null});
+            let expected = json!({"id": "c", "object": "chat.completion.chunk", "created": 7, "model": "m",
+                "choices": [choice], "usage": null});
+            assert_eq!(chunk, expected);
+        }
+    }
 }

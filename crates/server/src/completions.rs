@@ -40,7 +40,11 @@ pub async fn completions(State(app): State<App>, body: Body) -> Result<Response,
     let body = body::bytes(body)?;
     let started = body::blocking(move || Started::new(app.model, &body)).await?;
     if started.request.stream {
-        return Ok(sse::respond(sse::comment(), |events| stream(started, events)));
+        let mut idle = started.stream_head();
+        idle.choices.push(unchanged(0));
+        // Two levels of strings and numbers, which always have a JSON form.
+        let idle = Event::default().json_data(idle).unwrap_or_default();
+        return Ok(sse::respond(idle, |events| stream(started, events)));
     }
     Ok(Json(whole(started).await?).into_response())
 }
@@ -80,7 +84,12 @@ impl Started {
         Ok(Started { model, request, id, created: unix_time(), choices })
     }
 
-    /// What every event of a stream, and the whole answer, begins with.
+    /// What every event of a stream begins with.
+    fn stream_head(&self) -> TextCompletion {
+        TextCompletion { usage: self.request.include_usage.then_some(None), ..self.head() }
+    }
+
+    /// What an answer begins with.
     fn head(&self) -> TextCompletion {
         TextCompletion {
             id: self.id.clone(),
@@ -168,9 +177,8 @@ async fn stream(started: Started, events: Events) {
 }
 
 async fn send_all(started: Started, events: &Events) -> Result<(), Broken> {
-    let mut head = started.head();
+    let mut head = started.stream_head();
     let Started { model, request, choices, .. } = started;
-    head.usage = request.include_usage.then_some(None);
     let mut tasks = JoinSet::new();
     for (index, choice) in choices.into_iter().enumerate() {
         let tokenizer = request.logprobs.map(|_| model.tokenizer.clone());
@@ -218,6 +226,11 @@ async fn send_choice(mut writer: Writer, choice: Choice) -> Result<End, Broken> 
     }
 }
 
+/// A choice that gains nothing, so that clients which look for one find it.
+fn unchanged(index: usize) -> TextChoice {
+    TextChoice { index, text: String::new(), logprobs: None, finish_reason: None }
+}
+
 /// Writes the events of one choice.
 struct Writer {
     events: Events,
@@ -231,12 +244,9 @@ struct Writer {
 }
 
 impl Writer {
-    /// A choice that gains nothing, so that clients which look for one find it.
     async fn progress(&self, progress: PromptProgress) -> Result<(), Broken> {
-        let text = String::new();
-        let choice = TextChoice { index: self.index, text, logprobs: None, finish_reason: None };
-        let prompt_progress = Some(progress);
-        let event = TextCompletion { choices: vec![choice], prompt_progress, ..self.head.clone() };
+        let (choices, prompt_progress) = (vec![unchanged(self.index)], Some(progress));
+        let event = TextCompletion { choices, prompt_progress, ..self.head.clone() };
         sse::send(&self.events, Event::default(), &event).await
     }
 

@@ -46,6 +46,14 @@ pub fn respond<F>(idle: Event, write: impl FnOnce(Events) -> F) -> Response
 where
     F: Future<Output = ()> + Send + 'static,
 {
+    respond_within(KEEP_ALIVE, idle, write)
+}
+
+/// As [`respond`], with `idle` after every `silence`.
+pub(crate) fn respond_within<F>(silence: Duration, idle: Event, write: impl FnOnce(Events) -> F) -> Response
+where
+    F: Future<Output = ()> + Send + 'static,
+{
     let (events, receiver) = mpsc::channel(STREAM_BUFFER);
     let writer = tokio::spawn(write(events.clone()));
     tokio::spawn(async move {
@@ -55,7 +63,7 @@ where
             let _ = events.send(Err(Interrupted)).await;
         }
     });
-    let keep_alive = KeepAlive::new().interval(KEEP_ALIVE).event(idle);
+    let keep_alive = KeepAlive::new().interval(silence).event(idle);
     Sse::new(ReceiverStream::new(receiver)).keep_alive(keep_alive).into_response()
 }
 

@@ -36,6 +36,9 @@ const MAX_STATES: usize = 65_536;
 /// Characters of an error message that are passed on; the rest quotes the grammar.
 const MAX_REASON: usize = 300;
 
+/// How `llguidance` says that no token may come next.
+const NOTHING_FITS: &str = "NoExtensionBias";
+
 /// White space allowed between two words of JSON: a line end and deep indentation.
 const MAX_SPACES: usize = 64;
 
@@ -87,9 +90,13 @@ impl Grammars {
             let outcome = match matcher.get_error() {
                 Some(error) => Err(error),
                 None if matcher.is_stopped() => Err("it allows no text but the empty one".to_owned()),
-                None => matcher.compute_mask().map_err(|error| error.to_string()).and_then(|mask| {
-                    if mask.is_zero() { Err("it allows no text at all".to_owned()) } else { Ok(matcher) }
-                }),
+                None => match matcher.compute_mask() {
+                    Ok(_) => Ok(matcher),
+                    Err(error) if error.to_string().contains(NOTHING_FITS) => {
+                        Err("it allows no text at all".to_owned())
+                    }
+                    Err(error) => Err(error.to_string()),
+                },
             };
             // Nobody waits any more when the time is up.
             let _ = sender.send(outcome.map(Box::new));

@@ -74,10 +74,17 @@ impl<'a> Fields<'a> {
         self.within(name, value, range)
     }
 
-    /// A whole number within `range`.
+    /// A whole number within `range`. JSON knows one kind of number: `16.0` is as whole as `16`.
     pub fn integer(&self, name: &str, range: RangeInclusive<i64>) -> Result<Option<i64>, ApiError> {
-        let value = self.typed(name, "an integer", Value::as_i64)?;
-        self.within(name, value, range)
+        let whole = |value: &Value| {
+            let exact = value.as_i64().map(i128::from).or_else(|| value.as_u64().map(i128::from));
+            let written = || value.as_f64().filter(|number| number.fract() == 0.0);
+            exact.or_else(|| written().map(|number| number as i128))
+        };
+        let value = self.typed(name, "an integer", whole)?;
+        let (low, high) = range.into_inner();
+        let value = self.within(name, value, i128::from(low)..=i128::from(high))?;
+        Ok(value.map(|value| value as i64))
     }
 
     /// Keys and values, in the order sent.

@@ -101,7 +101,7 @@ pub(crate) fn arguments(text: &str, path: &str) -> Result<Value, ApiError> {
     if text.trim().is_empty() {
         return Ok(json!({}));
     }
-    let object: Map<String, Value> = serde_json::from_str(text).map_err(|error| {
+    let object: Map<String, Value> = crate::body::parse(text.as_bytes()).map_err(|error| {
         ApiError::invalid(path, format!("`{path}` must be a JSON object written as a string: {error}"))
     })?;
     Ok(Value::Object(object))

@@ -394,6 +394,16 @@ mod tests {
     }
 
     #[test]
+    fn whole_numbers_are_whole_however_they_are_written() {
+        assert_eq!(with("max_tokens", json!(16.0)).unwrap(), with("max_tokens", json!(16)).unwrap());
+        assert_eq!(with("seed", json!(-2e3)).unwrap(), with("seed", json!(-2000)).unwrap());
+        for seed in [json!(u64::MAX), json!(1e30), json!(-1e19)] {
+            let error = with("seed", seed).unwrap_err();
+            assert!(error.message.contains("must lie between"), "{}", error.message);
+        }
+    }
+
+    #[test]
     fn thinking_is_said_in_three_ways_that_must_agree() {
         assert_eq!(with("enable_thinking", json!(true)).unwrap().thinking, Some(true));
         assert_eq!(with("reasoning_effort", json!("none")).unwrap().thinking, Some(false));

@@ -11,7 +11,7 @@ use utoipa::{IntoResponses, ToSchema};
 use crate::{anthropic, error};
 
 /// What a status means.
-const MEANINGS: [(u16, &str); 9] = [
+const MEANINGS: [(u16, &str); 10] = [
     (
         400,
         "The request is wrong, or asks for something that Lily does not do; the message says what and where.",
@@ -20,6 +20,7 @@ const MEANINGS: [(u16, &str); 9] = [
     (404, "There is no such model or response."),
     (408, "The body did not arrive in time."),
     (413, "The body is too large."),
+    (415, "The body is compressed."),
     (429, "As many requests wait as may."),
     (500, "The server failed."),
     (503, "The model is still loading, or the engine has ended."),
@@ -69,11 +70,11 @@ macro_rules! refused {
 
 refused! {
     /// Of a request that is generated for.
-    Asked: [400, 401, 404, 408, 413, 429, 500, 503], error::ErrorBody
+    Asked: [400, 401, 404, 408, 413, 415, 429, 500, 503], error::ErrorBody
 }
 refused! {
     /// Of a request whose body is worked on at once.
-    Given: [400, 401, 404, 408, 413, 500, 503], error::ErrorBody
+    Given: [400, 401, 404, 408, 413, 415, 500, 503], error::ErrorBody
 }
 refused! {
     /// Of a request about something that is kept.
@@ -89,11 +90,11 @@ refused! {
 }
 refused! {
     /// Of a request in Anthropic's protocol that is generated for.
-    Messaged: [400, 401, 404, 408, 413, 429, 500, 529], anthropic::error::ErrorBody
+    Messaged: [400, 401, 404, 408, 413, 415, 429, 500, 529], anthropic::error::ErrorBody
 }
 refused! {
     /// Of a request in Anthropic's protocol that is worked on at once.
-    MessagesGiven: [400, 401, 404, 408, 413, 500, 529], anthropic::error::ErrorBody
+    MessagesGiven: [400, 401, 404, 408, 413, 415, 500, 529], anthropic::error::ErrorBody
 }
 refused! {
     /// Of a request that needs the model and no key.
