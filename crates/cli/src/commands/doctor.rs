@@ -1,7 +1,7 @@
 //! `lily doctor`: one page about this machine, and whether the model can run here.
 //!
-//! It loads nothing and changes nothing. [`backends`] asks each backend whether it works, [`limits`] what the system
-//! allows, and [`report`] holds what was found; memory comes from the same plans that the backends themselves keep to.
+//! It loads nothing and changes nothing. `backends` asks each backend whether it works, `limits` what the system
+//! allows, and `report` holds what was found; memory comes from the same plans that the backends themselves keep to.
 
 mod backends;
 mod limits;
