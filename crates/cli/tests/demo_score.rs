@@ -1,5 +1,5 @@
 //! The built-in demo answers what it was never trained on: the claim of `demo/README.md`, here on a third of the
-//! held-out questions. `.ci/run` asks all of them.
+//! held-out questions; `lily demo-score` asks all of them.
 
 #[path = "support/process.rs"]
 mod process;
