@@ -30,12 +30,6 @@ pub fn installed_bytes() -> Option<u64> {
     system::installed_bytes()
 }
 
-/// Bytes of memory that programs could get now without anything being written to disk for them: free, or cached files
-/// that can be read again. `None` where the system does not tell.
-pub fn available_bytes() -> Option<u64> {
-    system::available_bytes()
-}
-
 /// Something that the system gives a process so much of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Resource {
@@ -110,10 +104,6 @@ mod system {
         kib_field(&read_to_string("/proc/meminfo").ok()?, "MemTotal")
     }
 
-    pub fn available_bytes() -> Option<u64> {
-        kib_field(&read_to_string("/proc/meminfo").ok()?, "MemAvailable")
-    }
-
     pub fn limit(resource: Resource) -> Option<u64> {
         let name = match resource {
             Resource::OpenFiles => "Max open files",
@@ -171,10 +161,6 @@ mod system {
         memory_bytes()
     }
 
-    pub fn available_bytes() -> Option<u64> {
-        None
-    }
-
     pub fn limit(resource: Resource) -> Option<u64> {
         let resource = match resource {
             Resource::OpenFiles => libc::RLIMIT_NOFILE,
@@ -207,10 +193,6 @@ mod system {
     }
 
     pub fn installed_bytes() -> Option<u64> {
-        None
-    }
-
-    pub fn available_bytes() -> Option<u64> {
         None
     }
 

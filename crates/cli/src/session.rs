@@ -29,7 +29,7 @@ const BLIND_CACHE: u64 = 1_000_000_000;
 const TOOL_RESPONSE: &str = "<tool_response>";
 
 /// Where the real model is, in one command.
-const DOWNLOAD: &str = "hf download mlx-community/Qwen3.6-35B-A3B-4bit --local-dir qwen3.6";
+pub(crate) const DOWNLOAD: &str = "hf download mlx-community/Qwen3.6-35B-A3B-4bit --local-dir qwen3.6";
 
 /// A model that answers, and the memory it takes.
 pub struct Session {

@@ -204,9 +204,10 @@ pub trait Backend: Send {
         None
     }
 
-    /// Decodes one token of `sequence`, as [`Backend::decode`] does with [`Want::Token`], and times every stage of that step
-    /// by itself; `None`, and nothing has changed, where the backend has no such timing. What kernels of different stages do at the
-    /// same time in a step they do one after the other here, so the times may come to more than a step takes.
+    /// Decodes one token of `sequence`, as [`Backend::decode`] does with [`Want::Token`], and times every stage of that
+    /// step by itself; `None`, and nothing has changed, where the backend has no such timing. What kernels of different
+    /// stages do at the same time in a step they do one after the other here, so the times may come to more than a
+    /// step takes.
     fn decode_timed(
         &mut self,
         sequence: SequenceId,

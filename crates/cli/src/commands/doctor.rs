@@ -18,6 +18,7 @@ use lily_model::weights::Weights;
 use crate::args::{DoctorArgs, ModelArgs};
 use crate::device;
 use crate::machine;
+use crate::session::DOWNLOAD;
 
 use report::{Disk, Machine, Model, Report};
 
@@ -25,8 +26,6 @@ use report::{Disk, Machine, Model, Report};
 const DOWNLOAD_BYTES: u64 = 21_000_000_000;
 /// Bytes of the tensors that Lily reads of it.
 const WEIGHT_BYTES: u64 = 19_508_789_376;
-/// What brings it.
-const DOWNLOAD: &str = "hf download mlx-community/Qwen3.6-35B-A3B-4bit --local-dir qwen3.6";
 
 /// Prints the page, or JSON; an error where something stands in the model's way.
 pub fn run(args: &DoctorArgs) -> anyhow::Result<()> {
@@ -68,7 +67,7 @@ fn look(args: &DoctorArgs) -> anyhow::Result<Report> {
             processor: machine::cpu_name(),
             cores: lily_cpu::pool::physical_cores(),
             memory_bytes: machine::memory_bytes(),
-            available_bytes: machine::available_bytes(),
+            available_bytes: lily_cpu::limits::free_bytes().map(|bytes| bytes as u64),
         },
         model,
         backends,

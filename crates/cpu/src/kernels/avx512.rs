@@ -287,8 +287,8 @@ unsafe fn both_groups(q: *const i8, second: usize) -> __m512i {
     }
 }
 
-/// Asks the cache, the second one where `SECOND`, for a line that is read once, after `value` is there. The compiler would gather such requests
-/// in front of the arithmetic, and in a burst they hold up the reads behind them.
+/// Asks the cache, the second one where `SECOND`, for a line that is read once, after `value` is there. The compiler
+/// would gather such requests in front of the arithmetic, and in a burst they hold up the reads behind them.
 ///
 /// # Safety
 /// The instruction set is there; the line is not touched, and the request never faults.

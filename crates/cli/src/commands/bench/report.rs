@@ -226,8 +226,8 @@ pub struct Decode {
     pub bytes_per_token: u64,
     /// What these take at the machine's read bandwidth.
     pub floor: Option<Floor>,
-    /// What each stage takes for a token when all its kernels run one after the other; none where that was not asked for or the
-    /// backend cannot tell.
+    /// What each stage takes for a token when all its kernels run one after the other; none where that was not asked
+    /// for or the backend cannot tell.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stages: Option<Vec<StageSeconds>>,
 }

@@ -6,13 +6,10 @@ use lily_cpu::pool::physical_cores;
 use lily_gpu::memory::Context;
 use lily_model::weights::Weights;
 
-use super::report::{Backend, Room};
+use super::report::{Backend, Room, gb};
 use crate::budget::Budget;
 use crate::device::Place;
 use crate::machine;
-
-/// Bytes in what people call a GB.
-const GB: f64 = 1e9;
 
 /// The name of the backend that runs at `place`.
 pub fn name(place: Place) -> &'static str {
@@ -25,8 +22,8 @@ pub fn name(place: Place) -> &'static str {
     }
 }
 
-/// All backends, with the room that each has for the model of `weights` at `context` tokens. `bytes` is what the model's
-/// files take once they are mapped.
+/// All backends, with the room that each has for the model of `weights` at `context` tokens. `bytes` is what the
+/// model's files take once they are mapped.
 pub fn all(weights: &Weights, bytes: u64, context: usize) -> Vec<Backend> {
     let mut all = vec![cpu(weights, bytes, context)];
     all.extend(cuda(weights, context));
@@ -39,18 +36,12 @@ fn cpu(weights: &Weights, bytes: u64, context: usize) -> Backend {
     let (geometry, threads) = (&weights.geometry, physical_cores());
     let own = |tokens| Footprint::new(geometry, threads, tokens).total() as u64;
     let budget = |asked, usual| Budget::new(asked, usual, bytes, machine::memory_bytes(), own);
-    let room = match budget(Some(context), context) {
-        Ok(planned) => Room {
-            fits: planned.is_resident(),
-            says: planned.to_string(),
-            most_context: budget(None, geometry.max_context).ok().map(|most| most.context),
-        },
-        Err(error) => Room {
-            fits: false,
-            says: error.to_string(),
-            most_context: budget(None, geometry.max_context).ok().map(|most| most.context),
-        },
+    let (fits, says) = match budget(Some(context), context) {
+        Ok(planned) => (planned.is_resident(), planned.to_string()),
+        Err(error) => (false, error.to_string()),
     };
+    let most_context = budget(None, geometry.max_context).ok().map(|most| most.context);
+    let room = Room { fits, says, most_context };
     let isa = Isa::detect();
     let slow = if isa == Isa::Portable {
         ": no vector instructions that Lily has kernels for, so it is slow"
@@ -84,11 +75,11 @@ fn cuda(weights: &Weights, context: usize) -> Vec<Backend> {
         };
         let card = &gpu.card;
         let says = format!(
-            "device {index}: {}, compute capability {}.{}, {:.1} GB; driver for CUDA {}.{}, NVRTC {major}.{minor}",
+            "device {index}: {}, compute capability {}.{}, {}; driver for CUDA {}.{}, NVRTC {major}.{minor}",
             card.name,
             card.capability.0,
             card.capability.1,
-            card.memory as f64 / GB,
+            gb(card.memory),
             card.driver / 1000,
             card.driver % 1000 / 10,
         );
@@ -121,10 +112,10 @@ fn metal(weights: &Weights, context: usize) -> Vec<Backend> {
     };
     let info = device.info();
     let says = format!(
-        "{}, {} cores, of whose memory macOS lets it keep {:.1} GB; not yet run on a Mac, so taken with --backend metal only",
+        "{}, {} cores, of whose memory macOS lets it keep {}; not yet run on a Mac, so taken with --backend metal only",
         info.name,
         info.cores,
-        info.working_set as f64 / GB
+        gb(info.working_set)
     );
     let plan =
         |context| MemoryPlan::of_model(&device, weights, context, SHORT, u64::MAX).map(|(plan, _)| plan);

@@ -1,6 +1,6 @@
 //! What the system allows this process, where that can be too little for the model or the server.
 
-use super::report::Limit;
+use super::report::{Limit, gb};
 use crate::machine::{self, Resource};
 
 /// Connections, files of weights and of the prefix cache, with room to spare. Below it a busy server may refuse
@@ -8,7 +8,6 @@ use crate::machine::{self, Resource};
 const ENOUGH_FILES: u64 = 1024;
 /// Addresses beside the mapped weights: code, stacks of threads, state and caches.
 const ADDRESSES_BESIDE: u64 = 8 << 30;
-const GB: f64 = 1e9;
 
 /// The limits, where the system tells them, for a model of so many mapped bytes.
 pub fn all(weight_bytes: u64) -> Vec<Limit> {
@@ -46,10 +45,6 @@ fn memory(may: u64, has: u64) -> Limit {
         )
     });
     Limit { name: "memory", value: gb(may), advice, blocks: false }
-}
-
-fn gb(bytes: u64) -> String {
-    format!("{:.1} GB", bytes as f64 / GB)
 }
 
 #[cfg(test)]

@@ -187,7 +187,8 @@ fn line(f: &mut fmt::Formatter<'_>, good: bool, name: &str, says: &str) -> fmt::
     writeln!(f, "  {:4}{name:NAME_WIDTH$}{says}", if good { "yes" } else { "no" })
 }
 
-fn gb(bytes: u64) -> String {
+/// Bytes as this page says them.
+pub fn gb(bytes: u64) -> String {
     format!("{:.1} GB", bytes as f64 / GB)
 }
 
