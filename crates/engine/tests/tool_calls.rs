@@ -280,7 +280,8 @@ proptest! {
         prop_assume!(!before.contains("<tool_call>"));
         let keys = ["k0", "k1", "k2", "k3"];
         let arguments: Vec<(&str, &str)> = keys.iter().copied().zip(values.iter().map(String::as_str)).collect();
-        prop_assume!(values.iter().all(|v| !v.starts_with(['[', '{'])));
+        // Without a schema, what is written as an array or object is one, whatever space stands before it.
+        prop_assume!(values.iter().all(|v| !v.trim_start().starts_with(['[', '{'])));
         let answer = format!("{before}{}", written("f", &arguments));
         let members: serde_json::Map<String, Value> =
             arguments.iter().map(|&(k, v)| (k.to_owned(), Value::from(v))).collect();
