@@ -6,6 +6,7 @@ use lily_model::geometry::{Geometry, LayerKind};
 
 use crate::backend::PREFILL_CHUNK;
 use crate::kernels::attention::SPAN_POSITIONS;
+use crate::kernels::matmul::packed_bytes;
 use crate::kv_cache::KvFormat;
 use crate::sequence::Sequence;
 use crate::workspace::Workspace;
@@ -34,10 +35,12 @@ impl Footprint {
         // What threads that share a query leave for each span: sums, and two numbers for each head.
         let attention = &geometry.attention;
         let spans = tokens.div_ceil(SPAN_POSITIONS) * attention.heads * (attention.head_dim + 2);
+        let widest = geometry.hidden.max(attention.heads * attention.head_dim).max(delta.value_width());
+        let thread = THREAD_BYTES + packed_bytes(rows, widest);
         let floats = taps + spans + LOGIT_ROWS * geometry.vocab;
         Footprint {
             state: Sequence::bytes(geometry, KvFormat::F16, tokens),
-            scratch: floats * size_of::<f32>() + Workspace::bytes(geometry, rows, 1) + threads * THREAD_BYTES,
+            scratch: floats * size_of::<f32>() + Workspace::bytes(geometry, rows, 1) + threads * thread,
         }
     }
 

@@ -16,6 +16,8 @@ pub enum Isa {
     AvxVnni,
     /// x86-64 with AVX-512 F, BW, VL, DQ and VNNI.
     Avx512Vnni,
+    /// [`Isa::Avx512Vnni`] with the byte matrix product of AMX.
+    Amx,
     /// aarch64 with the byte dot product.
     NeonDot,
     /// [`Isa::NeonDot`] with the byte matrix product.
@@ -24,8 +26,8 @@ pub enum Isa {
 
 impl Isa {
     /// All of them, slowest first.
-    pub const ALL: [Isa; 6] =
-        [Isa::Portable, Isa::Avx2, Isa::AvxVnni, Isa::Avx512Vnni, Isa::NeonDot, Isa::NeonI8mm];
+    pub const ALL: [Isa; 7] =
+        [Isa::Portable, Isa::Avx2, Isa::AvxVnni, Isa::Avx512Vnni, Isa::Amx, Isa::NeonDot, Isa::NeonI8mm];
 
     /// The fastest one that this machine has.
     pub fn detect() -> Isa {
@@ -67,6 +69,8 @@ impl Isa {
                     && is_x86_feature_detected!("avx512dq")
                     && is_x86_feature_detected!("avx512vnni")
             }
+            #[cfg(target_arch = "x86_64")]
+            Isa::Amx => Isa::Avx512Vnni.is_detected() && crate::kernels::amx::is_usable(),
             #[cfg(target_arch = "aarch64")]
             Isa::NeonDot => std::arch::is_aarch64_feature_detected!("dotprod"),
             #[cfg(target_arch = "aarch64")]
@@ -82,6 +86,7 @@ impl Isa {
             Isa::Avx2 => "avx2",
             Isa::AvxVnni => "avx-vnni",
             Isa::Avx512Vnni => "avx512-vnni",
+            Isa::Amx => "amx",
             Isa::NeonDot => "neon-dot",
             Isa::NeonI8mm => "neon-i8mm",
         }

@@ -83,7 +83,7 @@ pub fn dot_rate(pool: &ThreadPool, isa: Isa) -> Option<f64> {
         #[cfg(target_arch = "x86_64")]
         Isa::AvxVnni => (32, x86::spin_avx_vnni),
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512Vnni => (64, x86::spin_avx512_vnni),
+        Isa::Avx512Vnni | Isa::Amx => (64, x86::spin_avx512_vnni),
         #[cfg(target_arch = "aarch64")]
         Isa::NeonDot => (16, arm::spin_dot),
         _ => return None,

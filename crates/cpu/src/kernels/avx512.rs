@@ -1,4 +1,5 @@
-//! AVX-512 with VNNI: sixteen f32 in one register, and sixty-four byte products in one instruction.
+//! AVX-512 with VNNI: sixteen f32 in one register, and sixty-four byte products in one instruction. Where the
+//! processor has AMX as well, tiles are laid out for it and multiplied in [`amx`].
 
 use std::arch::asm;
 use std::arch::x86_64::*;
@@ -6,10 +7,12 @@ use std::arch::x86_64::*;
 use half::{bf16, f16};
 use lily_model::weights::GROUP_SIZE;
 
+use super::activations::QuantizedRows;
+use super::amx;
 use super::simd::{Kernel, LANES, Simd};
 use super::tile::{
-    Activation, Ahead, GROUP_BYTES, GROUP_UNITS, PANEL_ROWS, PANELS, Source, TILE_ROWS, TileOps, UNIT_BYTES,
-    Upcoming,
+    Activation, Ahead, GROUP_BYTES, GROUP_UNITS, PANEL_ROWS, PANELS, Packed, Source, TILE_ROWS, TileOps,
+    UNIT_BYTES, Upcoming,
 };
 
 /// Runs a kernel compiled for this instruction set.
@@ -19,17 +22,31 @@ use super::tile::{
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
 pub(super) unsafe fn enter<K: Kernel>(kernel: K) -> K::Output {
     // SAFETY: by contract.
-    unsafe { kernel.compute::<Avx512>() }
+    unsafe { kernel.compute::<Avx512<false>>() }
 }
 
-/// One register of sixteen.
+/// As [`enter`] with AMX.
+///
+/// # Safety
+/// The machine has it, and the system lets the process use it.
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+pub(super) unsafe fn enter_amx<K: Kernel>(kernel: K) -> K::Output {
+    // SAFETY: by contract.
+    unsafe { kernel.compute::<Avx512<true>>() }
+}
+
+/// One register of sixteen; with `AMX`, tiles are multiplied by matrix instructions.
 #[derive(Clone, Copy, Debug)]
-pub struct Avx512;
+pub struct Avx512<const AMX: bool>;
 
 /// u32 words of a cache line.
 const WORDS: usize = 16;
+/// Units of even weights of a group, and of odd ones.
+const HALF_UNITS: usize = GROUP_UNITS / 2;
+/// Bytes of a group of a panel whose nibbles stay packed.
+const PACKED_GROUP_BYTES: usize = GROUP_BYTES / 2;
 
-impl Simd for Avx512 {
+impl<const AMX: bool> Simd for Avx512<AMX> {
     type F = __m512;
 
     const ROWS: usize = 16;
@@ -371,10 +388,11 @@ unsafe fn line_dots<const SECOND: bool>(
     }
 }
 
-impl TileOps for Avx512 {
+impl<const AMX: bool> TileOps for Avx512<AMX> {
     const TOKENS: usize = 6;
     const DIRECT_TOKENS: usize = 4;
-    const GROUP_BYTES_4: usize = GROUP_BYTES / 2;
+    const MATRIX_TOKENS: usize = if AMX { amx::TOKENS } else { 0 };
+    const GROUP_BYTES_4: usize = if AMX { GROUP_BYTES } else { PACKED_GROUP_BYTES };
 
     #[inline(always)]
     unsafe fn multiply_rows(
@@ -414,8 +432,8 @@ impl TileOps for Avx512 {
         }
     }
 
-    /// Leaves the nibbles packed: taking them apart where they are multiplied costs instructions that run beside the
-    /// dot products, and stores and loads of twice the bytes would not.
+    /// Without AMX leaves the nibbles packed: taking them apart where they are multiplied costs instructions that run
+    /// beside the dot products, and stores and loads of twice the bytes would not.
     #[inline(always)]
     unsafe fn unpack_4(from: Source, groups: usize, to: *mut u8) {
         const LINE_GROUPS: usize = 2;
@@ -425,8 +443,16 @@ impl TileOps for Avx512 {
                 let half = group + 1 == groups;
                 let words = transpose(&lines(&from, group * GROUP_SIZE / 2, half, 0));
                 let to = to.add(group * Self::GROUP_BYTES_4);
+                let low = _mm512_set1_epi8(15);
                 for (j, word) in words.into_iter().enumerate().take(if half { WORDS / 2 } else { WORDS }) {
-                    _mm512_storeu_si512(to.add(j * UNIT_BYTES).cast(), word);
+                    if AMX {
+                        let to = to.add(j / HALF_UNITS * GROUP_BYTES + j % HALF_UNITS * UNIT_BYTES);
+                        let odds = _mm512_and_si512(_mm512_srli_epi16::<4>(word), low);
+                        _mm512_storeu_si512(to.cast(), _mm512_and_si512(word, low));
+                        _mm512_storeu_si512(to.add(HALF_UNITS * UNIT_BYTES).cast(), odds);
+                    } else {
+                        _mm512_storeu_si512(to.add(j * UNIT_BYTES).cast(), word);
+                    }
                 }
             }
         }
@@ -446,8 +472,9 @@ impl TileOps for Avx512 {
                     const HIGH: u32 = 0xaaaa_aaaa;
                     let evens = _mm512_mask_blend_epi16(HIGH, a, _mm512_slli_epi32::<16>(b));
                     let odds = _mm512_mask_blend_epi16(HIGH, _mm512_srli_epi32::<16>(a), b);
-                    _mm512_storeu_si512(to.add(2 * j * UNIT_BYTES).cast(), evens);
-                    _mm512_storeu_si512(to.add((2 * j + 1) * UNIT_BYTES).cast(), odds);
+                    let (even_at, odd_at) = if AMX { (j, j + HALF_UNITS) } else { (2 * j, 2 * j + 1) };
+                    _mm512_storeu_si512(to.add(even_at * UNIT_BYTES).cast(), evens);
+                    _mm512_storeu_si512(to.add(odd_at * UNIT_BYTES).cast(), odds);
                 }
             }
         }
@@ -497,6 +524,44 @@ impl TileOps for Avx512 {
             }
         }
     }
+
+    #[inline(always)]
+    unsafe fn pack(x: &QuantizedRows, tokens: &[u32], to: Packed) {
+        // SAFETY: by contract.
+        unsafe { amx::pack(x, tokens, to) };
+    }
+
+    #[inline(always)]
+    unsafe fn begin_matrix() {
+        if AMX {
+            // SAFETY: by contract.
+            unsafe { amx::configure() };
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn end_matrix() {
+        if AMX {
+            // SAFETY: by contract.
+            unsafe { amx::release() };
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn multiply_packed(
+        weights: [*const u8; PANELS],
+        scales: [*const f32; PANELS],
+        biases: [*const f32; PANELS],
+        groups: usize,
+        tokens: Packed,
+        start: usize,
+        count: usize,
+        acc: *mut f32,
+        upcoming: Upcoming,
+    ) {
+        // SAFETY: by contract.
+        unsafe { amx::multiply(weights, scales, biases, groups, tokens, start, count, acc, upcoming) };
+    }
 }
 
 /// Units `2 * pair` and `2 * pair + 1` of the group that `group` points to.
@@ -533,7 +598,7 @@ unsafe fn multiply_tile<const N: usize, const WIDE: bool>(
 ) {
     // With few tokens the dot products of one chain would wait for each other.
     const CHAINS: usize = 2;
-    let group_bytes = if WIDE { GROUP_BYTES } else { Avx512::GROUP_BYTES_4 };
+    let group_bytes = if WIDE { GROUP_BYTES } else { PACKED_GROUP_BYTES };
     // SAFETY: all pointers are good for `groups` groups and [`TILE_ROWS`] sums, by contract.
     unsafe {
         let mut acc = [[_mm512_setzero_ps(); PANELS]; N];
@@ -544,7 +609,7 @@ unsafe fn multiply_tile<const N: usize, const WIDE: bool>(
         }
         for group in 0..groups {
             let mut dots = [[[_mm512_setzero_si512(); PANELS]; N]; CHAINS];
-            for pair in 0..GROUP_UNITS / 2 {
+            for pair in 0..HALF_UNITS {
                 upcoming.ask(group, pair);
                 // Written out: in a closure the compiler may forget the instruction set.
                 let units = [
@@ -583,4 +648,4 @@ unsafe fn multiply_tile<const N: usize, const WIDE: bool>(
 }
 
 const _: () = assert!(TILE_ROWS == PANELS * LANES && PANEL_ROWS == LANES);
-const _: () = assert!(Upcoming::STEPS == GROUP_UNITS / 2);
+const _: () = assert!(Upcoming::STEPS == HALF_UNITS);

@@ -20,7 +20,8 @@
 //! *Prefill.* A tile of 32 rows by eight or sixteen groups is unpacked once into the L1 cache, rows in lanes (see
 //! [`tile`](super::tile)), and meets every token of the list, six at a time, whose sums fill the registers. The
 //! next rows are asked for between dot products ([`Upcoming`]), since an expert's few tokens leave little time.
-//! The floor is one dot-product instruction per 64 products; the rest is unpacking, scaling and loads.
+//! The floor is one dot-product instruction per 64 products; the rest is unpacking, scaling and loads. Where there are
+//! matrix instructions, tokens are copied together first and meet a tile sixteen at a time (`amx.rs`).
 //!
 //! *Decode.* For a few tokens the tile between memory and the dot product costs more than it saves, so sixteen
 //! rows are multiplied where they lie and their sums brought into lanes by a tree that adds and transposes at
@@ -42,8 +43,8 @@ use super::OutRows;
 use super::activations::QuantizedRows;
 use super::simd::{Kernel, LANES, Simd, prefetch, run};
 use super::tile::{
-    Activation, Ahead, GROUP_BYTES, MAX_TOKENS, PANEL_BYTES, PANEL_ROWS, PANELS, SCALE_GROUPS, Source,
-    TILE_ROWS, Upcoming,
+    Activation, Ahead, GROUP_BYTES, LINE, MAX_TOKENS, PANEL_BYTES, PANEL_ROWS, PANELS, Packed, SCALE_GROUPS,
+    Source, TILE_ROWS, Upcoming,
 };
 use crate::isa::{Isa, asks_second_cache};
 use crate::pool::{ThreadPool, partition};
@@ -218,6 +219,15 @@ impl Kernel for Int8<'_> {
                 (&raw mut (*scratch).acc).cast::<f32>(),
             )
         };
+        let mut packed = PackedTokens::default();
+        if S::MATRIX_TOKENS > 0 {
+            packed = PACKED.take();
+            // SAFETY: the instruction set is there by contract.
+            unsafe {
+                packed.fill::<S>(x, tokens);
+                S::begin_matrix();
+            }
+        }
         for first in rows.clone().step_by(TILE_ROWS) {
             let here = TILE_ROWS.min(rows.end - first);
             // From a row of this block to the same row of the block that comes after it, which may be another matrix.
@@ -238,8 +248,9 @@ impl Kernel for Int8<'_> {
                 Source { data: unsafe { data.as_ptr().add(row * stride + byte) }, stride, rows }
             };
             for (block, block_tokens) in tokens.chunks(TOKEN_BLOCK).enumerate() {
+                let sums = block_tokens.len().next_multiple_of(S::MATRIX_TOKENS.max(1));
                 // SAFETY: the block's sums are inside the scratch.
-                unsafe { std::ptr::write_bytes(acc, 0, block_tokens.len() * TILE_ROWS) };
+                unsafe { std::ptr::write_bytes(acc, 0, sums * TILE_ROWS) };
                 for scale_start in (0..groups).step_by(SCALE_GROUPS) {
                     let scale_end = groups.min(scale_start + SCALE_GROUPS);
                     for p in 0..PANELS {
@@ -285,7 +296,15 @@ impl Kernel for Int8<'_> {
                         let upcoming = (block == 0 && ahead != 0 && !wide)
                             .then(|| w.data.as_ptr().wrapping_add(offset).wrapping_add(ahead));
                         // SAFETY: tokens and groups were checked to be inside `x`; sums are in the scratch.
-                        unsafe { tile.multiply_all::<S>(x, block_tokens, acc, upcoming, row_bytes) };
+                        unsafe {
+                            if S::MATRIX_TOKENS > 0 {
+                                let first = block * TOKEN_BLOCK;
+                                let range = first..first + block_tokens.len();
+                                tile.multiply_packed::<S>(&mut packed, range, acc, upcoming, row_bytes);
+                            } else {
+                                tile.multiply_all::<S>(x, block_tokens, acc, upcoming, row_bytes);
+                            }
+                        }
                     }
                 }
                 for i in 0..block_tokens.len() {
@@ -302,6 +321,11 @@ impl Kernel for Int8<'_> {
                     }
                 }
             }
+        }
+        if S::MATRIX_TOKENS > 0 {
+            // SAFETY: as above.
+            unsafe { S::end_matrix() };
+            PACKED.set(packed);
         }
     }
 }
@@ -412,16 +436,12 @@ impl Tile {
         let passes = tokens.len().div_ceil(S::TOKENS).max(fewest);
         for pass in 0..passes {
             // Half of the upcoming rows in each of two passes, or all in the only one.
-            let half = |panel: usize| upcoming.map(|first| first.wrapping_add(panel * PANEL_ROWS * stride));
-            let upcoming = match (passes, pass) {
-                (1, _) => half(0).zip(half(1)),
-                (_, 0 | 1) => half(pass).zip(half(pass)),
+            let halves = match (passes, pass) {
+                (1, _) => Some([0, 1]),
+                (_, 0 | 1) => Some([pass; 2]),
                 _ => None,
             };
-            let upcoming = match upcoming {
-                Some((a, b)) => Upcoming { halves: [a, b], stride },
-                None => Upcoming { halves: [self.weights[0]; 2], stride: 0 },
-            };
+            let upcoming = self.upcoming(upcoming, halves, stride);
             let (from, to) = (tokens.len() * pass / passes, tokens.len() * (pass + 1) / passes);
             let batch = &tokens[from..to];
             // SAFETY: by contract.
@@ -466,6 +486,108 @@ impl Tile {
         // SAFETY: by contract.
         unsafe { S::multiply::<N>(weights, scales, biases, count, wide, &tokens, upcoming) };
     }
+
+    /// To ask for those `halves` of the tile at `first` whose rows are `stride` apart, or for nothing.
+    #[inline(always)]
+    fn upcoming(&self, first: Option<*const u8>, halves: Option<[usize; 2]>, stride: usize) -> Upcoming {
+        match first.zip(halves) {
+            Some((first, halves)) => {
+                let half = |panel: usize| first.wrapping_add(panel * PANEL_ROWS * stride);
+                Upcoming { halves: halves.map(half), stride }
+            }
+            None => Upcoming { halves: [self.weights[0]; 2], stride: 0 },
+        }
+    }
+
+    /// As [`Tile::multiply_all`] by matrix instructions, for tokens `range` of those that were packed, from
+    /// the first of a block on.
+    ///
+    /// # Safety
+    /// As there.
+    #[inline(always)]
+    unsafe fn multiply_packed<S: Simd>(
+        &self,
+        tokens: &mut PackedTokens,
+        range: Range<usize>,
+        acc: *mut f32,
+        upcoming: Option<*const u8>,
+        stride: usize,
+    ) {
+        const {
+            assert!(
+                S::MATRIX_TOKENS == 0 || TOKEN_BLOCK.is_multiple_of(S::MATRIX_TOKENS),
+                "sums of whole blocks"
+            )
+        };
+        let Tile { weights, scales, biases, start, count: groups, .. } = *self;
+        for first in range.clone().step_by(S::MATRIX_TOKENS) {
+            let count = S::MATRIX_TOKENS.min(range.end - first);
+            let upcoming = self.upcoming(upcoming, (first == range.start).then_some([0, 1]), stride);
+            let tokens = tokens.block(first / S::MATRIX_TOKENS);
+            // SAFETY: by contract; the block was packed, with all groups.
+            unsafe {
+                let acc = acc.add((first - range.start) * TILE_ROWS);
+                S::multiply_packed(weights, scales, biases, groups, tokens, start, count, acc, upcoming);
+            }
+        }
+    }
+}
+
+/// A list's tokens as matrix instructions want them, in blocks of [`MATRIX_TOKENS`](super::tile::TileOps).
+#[derive(Default)]
+struct PackedTokens {
+    /// Elements of a block: of `q` in lines, and of scales and sums.
+    block: (usize, usize),
+    q: Vec<AlignedLine>,
+    scales: Vec<f32>,
+    sums: Vec<f32>,
+}
+
+#[derive(Clone, Copy)]
+#[repr(align(64))]
+struct AlignedLine(#[allow(dead_code, reason = "written and read through pointers")] [i8; LINE]);
+
+/// Bytes of a thread's packed tokens, which stay for the next call, where the fastest instruction set has some.
+pub fn packed_bytes(tokens: usize, cols: usize) -> usize {
+    if Isa::detect() == Isa::Amx { QuantizedRows::bytes(tokens, cols) } else { 0 }
+}
+
+impl PackedTokens {
+    /// Packs rows `tokens` of `x`.
+    ///
+    /// # Safety
+    /// The machine has the instruction set of `S`.
+    #[inline(always)]
+    unsafe fn fill<S: Simd>(&mut self, x: &QuantizedRows, tokens: &[u32]) {
+        let groups = x.cols() / GROUP_SIZE;
+        self.block =
+            (S::MATRIX_TOKENS * x.cols() / LINE, S::MATRIX_TOKENS * groups.next_multiple_of(SCALE_GROUPS));
+        let blocks = tokens.len().div_ceil(S::MATRIX_TOKENS);
+        let (lines, scales) = (blocks * self.block.0, blocks * self.block.1);
+        self.q.resize(self.q.len().max(lines), AlignedLine([0; LINE]));
+        self.scales.resize(self.scales.len().max(scales), 0.0);
+        self.sums.resize(self.sums.len().max(scales), 0.0);
+        for (i, tokens) in tokens.chunks(S::MATRIX_TOKENS).enumerate() {
+            // SAFETY: there is room for a block of all groups.
+            unsafe { S::pack(x, tokens, self.block(i)) };
+        }
+    }
+
+    /// Block `i` of those that there is room for.
+    #[inline(always)]
+    fn block(&mut self, i: usize) -> Packed {
+        let (lines, scales) = (i * self.block.0, i * self.block.1);
+        Packed {
+            q: self.q[lines..].as_mut_ptr().cast(),
+            scales: self.scales[scales..].as_mut_ptr(),
+            sums: self.sums[scales..].as_mut_ptr(),
+        }
+    }
+}
+
+thread_local! {
+    /// Tokens of the present call.
+    static PACKED: std::cell::RefCell<PackedTokens> = std::cell::RefCell::default();
 }
 
 /// Weight rows whose sums the f32 form keeps in registers together.

@@ -24,6 +24,8 @@
 #![allow(clippy::needless_range_loop)]
 
 pub mod activations;
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod amx;
 pub mod attention;
 #[cfg(target_arch = "x86_64")]
 mod avx2;

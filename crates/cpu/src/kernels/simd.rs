@@ -161,6 +161,18 @@ pub fn prefetch(place: *const u8) {
     let _ = place;
 }
 
+/// [`prefetch`] into the second cache on x86-64.
+#[inline(always)]
+pub fn prefetch_second_cache(place: *const u8) {
+    // SAFETY: as above.
+    #[cfg(target_arch = "x86_64")]
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T1 }>(place.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    prefetch(place);
+}
+
 /// Below this the result of `exp` would be subnormal and is 0.
 pub(crate) const EXP_LOWEST: f32 = -87.33;
 /// Above this two to the power of the rounded quotient would overflow.
@@ -204,6 +216,9 @@ pub fn run<K: Kernel>(isa: Isa, kernel: K) -> K::Output {
         // SAFETY: the instruction set was checked above.
         #[cfg(target_arch = "x86_64")]
         Isa::Avx512Vnni => unsafe { super::avx512::enter(kernel) },
+        // SAFETY: the instruction set was checked above.
+        #[cfg(target_arch = "x86_64")]
+        Isa::Amx => unsafe { super::avx512::enter_amx(kernel) },
         // SAFETY: the instruction set was checked above.
         #[cfg(target_arch = "aarch64")]
         Isa::NeonDot => unsafe { super::neon::enter(kernel) },

@@ -7,14 +7,15 @@
 //!
 //! Unit `2j` of a group holds the even and unit `2j + 1` the odd ones of weights `8j..8j + 8`: the order in
 //! which the low and the high nibbles of a packed u32 come out, and the order of
-//! [`QuantizedRows`](super::activations::QuantizedRows).
+//! [`QuantizedRows`].
 //!
-//! An instruction set may order the bytes of a group differently (`neon/i8mm.rs`), or leave two units of 4-bit weights
-//! packed in one (`avx512.rs`): only its own `multiply` reads them.
+//! An instruction set may order the bytes of a group differently (`neon/i8mm.rs`, `amx.rs`), or leave two units of
+//! 4-bit weights packed in one (`avx512.rs`): only its own `multiply` reads them.
 
 use lily_model::weights::GROUP_SIZE;
 
-use super::simd::prefetch;
+use super::activations::QuantizedRows;
+use super::simd::{prefetch, prefetch_second_cache};
 
 /// Weight rows of a panel: the lanes of a vector.
 pub const PANEL_ROWS: usize = 16;
@@ -148,6 +149,19 @@ impl Upcoming {
             self.ask(group, step);
         }
     }
+
+    /// [`Upcoming::ask_all`] into the second cache.
+    #[inline(always)]
+    pub fn ask_all_second_cache(&self, group: usize) {
+        let first = group % LINE_GROUPS * Upcoming::STEPS * self.stride + group / LINE_GROUPS * LINE;
+        for half in self.halves {
+            let mut place = half.wrapping_add(first);
+            for _ in 0..Upcoming::STEPS {
+                prefetch_second_cache(place);
+                place = place.wrapping_add(self.stride);
+            }
+        }
+    }
 }
 
 /// What one token brings to a tile.
@@ -171,6 +185,18 @@ impl Activation {
         sums: std::ptr::null(),
         acc: std::ptr::null_mut(),
     };
+}
+
+/// Tokens that were copied together for a matrix instruction, in an order that it chooses, with room for
+/// `MATRIX_TOKENS` of them.
+#[derive(Clone, Copy)]
+pub struct Packed {
+    /// Quantized elements, `MATRIX_TOKENS * cols` in all, at a multiple of [`LINE`].
+    pub q: *mut i8,
+    /// Scales, `MATRIX_TOKENS` for each group, of which there is a multiple of [`SCALE_GROUPS`].
+    pub scales: *mut f32,
+    /// Scale times sum, as many.
+    pub sums: *mut f32,
 }
 
 /// The operations on tiles that are written separately for each instruction set.
@@ -232,4 +258,41 @@ pub trait TileOps: Copy + Send + Sync + 'static {
         tokens: &[Activation; N],
         upcoming: Upcoming,
     );
+
+    /// Tokens that a matrix instruction takes at a time; 0 where there is none. Where there is, [`TileOps::pack`] and
+    /// [`TileOps::multiply_packed`] do what [`TileOps::multiply`] does.
+    const MATRIX_TOKENS: usize = 0;
+
+    /// Copies `tokens`, 1 to [`TileOps::MATRIX_TOKENS`] rows of `x`, together at `to`.
+    #[inline(always)]
+    unsafe fn pack(_x: &QuantizedRows, _tokens: &[u32], _to: Packed) {
+        unreachable!("only where MATRIX_TOKENS is not 0")
+    }
+
+    /// To be called before the first [`TileOps::multiply_packed`] of a thread's work, and
+    #[inline(always)]
+    unsafe fn begin_matrix() {}
+
+    /// after the last one.
+    #[inline(always)]
+    unsafe fn end_matrix() {}
+
+    /// As [`TileOps::multiply`] for the `count` tokens of `tokens`, whose groups from `start` on meet the weights, and
+    /// whose sums are at `acc`, `[MATRIX_TOKENS, TILE_ROWS]`; those past `count` become anything. Weights may have any
+    /// size.
+    #[inline(always)]
+    #[allow(clippy::too_many_arguments, reason = "one argument per tensor")]
+    unsafe fn multiply_packed(
+        _weights: [*const u8; PANELS],
+        _scales: [*const f32; PANELS],
+        _biases: [*const f32; PANELS],
+        _groups: usize,
+        _tokens: Packed,
+        _start: usize,
+        _count: usize,
+        _acc: *mut f32,
+        _upcoming: Upcoming,
+    ) {
+        unreachable!("only where MATRIX_TOKENS is not 0")
+    }
 }
