@@ -8,6 +8,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 pub use serve::{AccessArgs, LimitArgs, LogArgs, LogFormat, PlaceArgs, ServeArgs};
 
+use crate::models;
 use crate::session::DEFAULT_CONTEXT;
 
 /// One engine for one model: Qwen3.6-35B-A3B, 4-bit, on the machine in front of you.
@@ -28,6 +29,9 @@ pub enum Command {
     Serve(ServeArgs),
     /// Measure prefill and decode speed, memory, and how near they come to what the machine can do
     Bench(BenchArgs),
+    /// Fetch a model from the Hugging Face hub, or the rest of one
+    #[command(after_help = PULL_ENVIRONMENT)]
+    Pull(PullArgs),
     /// Look at this machine: backends, memory, disk and limits, what stands in the way, and what to run next
     #[command(after_help = DOCTOR_EXIT_CODES)]
     Doctor(DoctorArgs),
@@ -40,6 +44,11 @@ pub enum Command {
     /// Measure how often the demo answers its held-out questions correctly
     DemoScore(ScoreArgs),
 }
+
+/// What `lily pull` heeds beside its flags.
+const PULL_ENVIRONMENT: &str = "Environment: HF_HOME or HF_HUB_CACHE say where models are kept (with what other Hugging Face \
+tools have fetched), HF_TOKEN who asks, HF_ENDPOINT which hub, HF_HUB_OFFLINE=1 that nobody is asked. Whatever ends it, the \
+same command goes on from what is here.";
 
 /// What a script can rely on.
 const DOCTOR_EXIT_CODES: &str = "Exit code: 0 where the model can run here from memory, at the context asked for (it need not \
@@ -76,8 +85,9 @@ pub enum BackendKind {
 /// Which model, and how it runs.
 #[derive(Clone, Debug, Default, Args)]
 pub struct ModelArgs {
-    /// Directory of a checkpoint (MLX 4-bit); without it the built-in demo runs
-    #[arg(long, value_name = "DIR")]
+    /// Directory of a checkpoint (MLX 4-bit), or a repository of the Hugging Face hub as OWNER/NAME or
+    /// OWNER/NAME@REVISION, which is fetched where it is not here; without it the built-in demo runs
+    #[arg(long, value_name = "DIR|REPO")]
     pub model_path: Option<PathBuf>,
     /// Longest context in tokens, prompt and answer together [default: the model's, at most 32768]
     #[arg(long, value_name = "N", value_parser = at_least_one)]
@@ -199,11 +209,26 @@ pub struct BenchArgs {
     pub model: ModelArgs,
 }
 
+/// Arguments of `lily pull`.
+#[derive(Clone, Debug, Args)]
+pub struct PullArgs {
+    /// The repository, as OWNER/NAME or OWNER/NAME@REVISION
+    #[arg(default_value = models::DEFAULT)]
+    pub repo: String,
+    /// Files that come at once
+    #[arg(short, long, value_name = "N", default_value_t = models::JOBS, value_parser = at_least_one)]
+    pub jobs: usize,
+    /// How often a request is made again that brought nothing, after waits of 1, 2, 4, … seconds
+    #[arg(long, value_name = "N", default_value_t = models::RETRIES)]
+    pub retries: u32,
+}
+
 /// Arguments of `lily doctor`.
 #[derive(Clone, Debug, Args)]
 pub struct DoctorArgs {
-    /// Directory of a checkpoint [default: the shapes of Qwen3.6-35B-A3B, 4-bit]
-    #[arg(long, value_name = "DIR")]
+    /// Directory of a checkpoint, or a repository that was fetched before
+    /// [default: what `lily pull` fetches, else its shapes]
+    #[arg(long, value_name = "DIR|REPO")]
     pub model_path: Option<PathBuf>,
     /// Context in tokens that the model is to have
     #[arg(long, value_name = "N", default_value_t = DEFAULT_CONTEXT, value_parser = at_least_one)]
@@ -216,7 +241,8 @@ pub struct DoctorArgs {
 /// Arguments of `lily inspect`.
 #[derive(Clone, Debug, Args)]
 pub struct InspectArgs {
-    /// Directory of a checkpoint
+    /// Directory of a checkpoint, or a repository of the hub
+    #[arg(value_name = "DIR|REPO")]
     pub dir: PathBuf,
 }
 
@@ -235,8 +261,8 @@ pub struct PlanArgs {
     /// The kind of GPU
     #[arg(long, value_enum, value_name = "NAME")]
     pub backend: GpuKind,
-    /// Directory of a checkpoint [default: the shapes of Qwen3.6-35B-A3B, 4-bit]
-    #[arg(long, value_name = "DIR")]
+    /// Directory of a checkpoint, or a repository of the hub [default: the shapes of Qwen3.6-35B-A3B, 4-bit]
+    #[arg(long, value_name = "DIR|REPO")]
     pub model_path: Option<PathBuf>,
     /// Positions of context that each sequence has
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = at_least_one)]

@@ -5,6 +5,7 @@ pub mod chat;
 pub mod doctor;
 pub mod inspect;
 pub mod plan;
+pub mod pull;
 pub mod score;
 pub mod serve;
 pub mod synth;

@@ -1,6 +1,6 @@
 //! The programs `lily` and `lily-server`: flags in, answers out.
 //!
-//! This crate joins what the others offer: a checkpoint from `lily-model`, a backend from `lily-cpu` or
+//! This crate joins what the others offer: a checkpoint from `lily-model`, fetched by `lily-hub` where it is not here, a backend from `lily-cpu` or
 //! `lily-cuda`, the engine over it, and either the server or a conversation in the terminal. It has no arithmetic and no
 //! protocol of its own.
 //!
@@ -21,6 +21,7 @@ pub mod conversation;
 pub mod device;
 pub mod log;
 pub mod machine;
+pub mod models;
 pub mod progress;
 pub mod session;
 
@@ -37,6 +38,7 @@ pub fn lily(args: Lily) -> ExitCode {
         Command::Chat(args) => commands::chat::run(&args),
         Command::Serve(args) => commands::serve::run(&args),
         Command::Bench(args) => commands::bench::run(&args, started),
+        Command::Pull(args) => commands::pull::run(&args),
         Command::Doctor(args) => commands::doctor::run(&args),
         Command::Inspect(args) => commands::inspect::run(&args),
         Command::Plan(args) => commands::plan::run(&args),

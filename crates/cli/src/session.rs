@@ -13,7 +13,7 @@ use lily_server::record::Recorder;
 use crate::args::{CacheArgs, ModelArgs, PlaceArgs};
 use crate::budget::Budget;
 use crate::device::{self, MemoryUse, Opened};
-use crate::progress;
+use crate::{models, progress};
 
 /// The default context: room for a coding agent's prompt, 0.7 GB of cache with the full model.
 pub const DEFAULT_CONTEXT: usize = 32_768;
@@ -28,9 +28,6 @@ const BLIND_CACHE: u64 = 1_000_000_000;
 /// The marker of a tool's result in the chat template.
 const TOOL_RESPONSE: &str = "<tool_response>";
 
-/// Where the real model is, in one command.
-pub(crate) const DOWNLOAD: &str = "hf download mlx-community/Qwen3.6-35B-A3B-4bit --local-dir qwen3.6";
-
 /// A model that answers, and the memory it takes.
 pub struct Session {
     /// The model.
@@ -43,8 +40,9 @@ pub struct Session {
 
 /// Loads what `args` name and gives it `places`. Says on standard error when that is the demo.
 pub fn start(args: &ModelArgs, cache: &CacheArgs, places: PlaceArgs) -> anyhow::Result<Session> {
-    let spinner = progress::spinner("loading the model");
+    // Before the spinner: files that are not here yet come with a bar of their own.
     let checkpoint = open(args)?;
+    let spinner = progress::spinner("loading the model");
     let tokenizer = checkpoint.tokenizer()?;
     let defaults = checkpoint.generation_config();
     let wished = cache.cache_bytes;
@@ -73,7 +71,8 @@ pub fn start(args: &ModelArgs, cache: &CacheArgs, places: PlaceArgs) -> anyhow::
     spinner.finish_and_clear();
     if args.model_path.is_none() {
         eprintln!(
-            "lily: no --model-path, so this is the built-in demo, a tiny model; for the real one: `{DOWNLOAD}`, then --model-path qwen3.6"
+            "lily: no --model-path, so this is the built-in demo, a tiny model; for the real one: `lily pull`, then --model-path {}",
+            models::DEFAULT
         );
     }
     Ok(Session { model, memory, chosen })
@@ -121,7 +120,7 @@ fn cache_options(
 /// The checkpoint that `args` name, or the demo.
 pub fn open(args: &ModelArgs) -> anyhow::Result<Checkpoint> {
     match &args.model_path {
-        Some(dir) => Checkpoint::open(dir).with_context(|| format!("{} cannot be loaded", dir.display())),
+        Some(path) => models::open(path),
         None => Ok(Checkpoint::demo()?),
     }
 }

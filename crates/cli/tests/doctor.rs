@@ -6,6 +6,17 @@ mod process;
 use process::{lily, run, text};
 use serde_json::Value;
 
+/// `lily doctor` of a user who has fetched nothing.
+fn without_a_model(args: &[&str]) -> std::process::Command {
+    let mut command = lily(args);
+    at_no_home(&mut command);
+    command
+}
+
+fn at_no_home(command: &mut std::process::Command) {
+    command.env_remove("HF_HUB_CACHE").env("HF_HOME", "/no/models/here");
+}
+
 const DEMO: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../demo/checkpoint");
 
 #[test]
@@ -30,7 +41,7 @@ fn a_model_that_runs_here_is_exit_code_0_and_json_for_scripts() {
 
 #[test]
 fn the_page_has_every_backend_with_its_reason() {
-    let page = text(&run(&mut lily(&["doctor"])).stdout);
+    let page = text(&run(&mut without_a_model(&["doctor"])).stdout);
     for part in
         ["Backends\n", " cpu ", " cuda ", " metal ", "--backend auto takes ", "Qwen3.6-35B-A3B", "\nNext: "]
     {
@@ -43,7 +54,9 @@ fn the_page_has_every_backend_with_its_reason() {
 fn what_stands_in_the_way_is_named_and_exit_code_1() {
     // Too few addresses for the weights of the full model, and enough for the program.
     let command = format!("ulimit -v 16000000; exec {} doctor", env!("CARGO_BIN_EXE_lily"));
-    let output = run(std::process::Command::new("sh").args(["-c", &command]));
+    let mut shell = std::process::Command::new("sh");
+    at_no_home(&mut shell);
+    let output = run(shell.args(["-c", &command]));
     let page = text(&output.stdout);
     assert_eq!(output.status.code(), Some(1), "{page}");
     assert!(page.contains("\nIn the way\n") && page.contains("`ulimit -v unlimited`"), "{page}");
@@ -52,7 +65,7 @@ fn what_stands_in_the_way_is_named_and_exit_code_1() {
 
 #[test]
 fn a_context_beyond_the_models_is_refused() {
-    let output = run(&mut lily(&["doctor", "--ctx-len", "999999999"]));
+    let output = run(&mut without_a_model(&["doctor", "--ctx-len", "999999999"]));
     assert_eq!(output.status.code(), Some(1));
     assert!(text(&output.stderr).contains("--ctx-len 999999999 is more than the 262144 tokens"));
 }

@@ -8,17 +8,14 @@ mod limits;
 mod report;
 
 use std::io::Write;
-use std::path::Path;
 
 use anyhow::{Context, bail};
-use lily_model::checkpoint::Checkpoint;
+use lily_hub::{Settings, cache::Cache};
 use lily_model::geometry::Geometry;
 use lily_model::weights::Weights;
 
 use crate::args::{DoctorArgs, ModelArgs};
-use crate::device;
-use crate::machine;
-use crate::session::DOWNLOAD;
+use crate::{device, machine, models};
 
 use report::{Disk, Machine, Model, Report};
 
@@ -53,11 +50,11 @@ fn look(args: &DoctorArgs) -> anyhow::Result<Report> {
     let backends = backends::all(&weights, model.weight_bytes, args.ctx_len);
     let (place, reason) = device::choose(&ModelArgs::default())?;
     let taken = backends::name(place);
-    let disk = if model.path.is_none() { Some(disk(Path::new("."))?) } else { None };
+    let disk = if model.path.is_none() { Some(disk()?) } else { None };
     let limits = limits::all(model.weight_bytes);
     let next = match &model.path {
         Some(path) => format!("lily chat --model-path {}", path.display()),
-        None => DOWNLOAD.to_owned(),
+        None => "lily pull".to_owned(),
     };
     let mut report = Report {
         version: env!("CARGO_PKG_VERSION"),
@@ -88,17 +85,27 @@ fn look(args: &DoctorArgs) -> anyhow::Result<Report> {
     Ok(report)
 }
 
-/// The model that is asked about, by its shapes.
+/// The model that is asked about, by its shapes. Nothing is fetched.
 fn model(args: &DoctorArgs) -> anyhow::Result<(Model, Weights)> {
     let context = args.ctx_len;
-    match &args.model_path {
-        Some(dir) => {
-            let checkpoint =
-                Checkpoint::open(dir).with_context(|| format!("{} cannot be loaded", dir.display()))?;
+    let path = match &args.model_path {
+        Some(path) => {
+            if let Some(repo) = models::repository(path)
+                && models::here(&repo)?.is_none()
+            {
+                bail!("{repo} is not here whole; `lily pull {repo}` brings it");
+            }
+            Some(path.clone())
+        }
+        None => models::here(&models::DEFAULT.parse()?)?.map(|_| models::DEFAULT.into()),
+    };
+    match path {
+        Some(path) => {
+            let checkpoint = models::open(&path)?;
             let weights =
-                checkpoint.weights().with_context(|| format!("{} cannot be loaded", dir.display()))?;
+                checkpoint.weights().with_context(|| format!("{} cannot be loaded", path.display()))?;
             let (name, weight_bytes) = (checkpoint.name().to_owned(), checkpoint.weight_bytes());
-            Ok((Model { name, path: Some(dir.clone()), weight_bytes, context }, weights))
+            Ok((Model { name, path: Some(path), weight_bytes, context }, weights))
         }
         None => {
             let name = "Qwen3.6-35B-A3B, 4-bit".to_owned();
@@ -108,10 +115,13 @@ fn model(args: &DoctorArgs) -> anyhow::Result<(Model, Weights)> {
     }
 }
 
-/// The disk on which the model would go to `dir`.
-fn disk(dir: &Path) -> anyhow::Result<Disk> {
-    let dir = dir.canonicalize().unwrap_or_else(|_| dir.to_owned());
-    let free_bytes = fs4::available_space(&dir)
-        .with_context(|| format!("the disk of {} cannot be asked", dir.display()))?;
-    Ok(Disk { dir, free_bytes, needed_bytes: DOWNLOAD_BYTES })
+/// The disk on which the model would go.
+fn disk() -> anyhow::Result<Disk> {
+    let dir = Settings::from_env()?.cache;
+    // The cache is made with the first file.
+    let there = dir.ancestors().find(|dir| dir.is_dir()).unwrap_or(&dir);
+    let free_bytes = fs4::available_space(there)
+        .with_context(|| format!("the disk of {} cannot be asked", there.display()))?;
+    let here = Cache::new(&dir, &models::DEFAULT.parse()?).bytes();
+    Ok(Disk { dir, free_bytes, needed_bytes: DOWNLOAD_BYTES.saturating_sub(here) })
 }

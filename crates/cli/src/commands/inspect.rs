@@ -6,16 +6,17 @@ use anyhow::bail;
 use lily_model::inspect;
 
 use crate::args::{InspectArgs, ModelArgs};
-use crate::{device, session};
+use crate::{device, models, session};
 
 /// Prints the report; an error where Lily refuses the checkpoint.
 pub fn run(args: &InspectArgs) -> anyhow::Result<()> {
-    let report = inspect::report(&args.dir)?;
+    let dir = models::find(&args.dir)?.dir;
+    let report = inspect::report(&dir)?;
     let mut out = std::io::stdout().lock();
     write!(out, "{report}")?;
     match report.problems.len() {
         0 => {
-            let model = ModelArgs { model_path: Some(args.dir.clone()), ..ModelArgs::default() };
+            let model = ModelArgs { model_path: Some(dir), ..ModelArgs::default() };
             let budget = device::cpu_budget(&model, &session::open(&model)?, session::DEFAULT_CONTEXT)?;
             writeln!(out, "Memory: {budget}.")?;
             Ok(())

@@ -8,19 +8,18 @@ use lily_gpu::dot::Dot;
 use lily_gpu::layout::KV_ELEMENT_BYTES;
 use lily_gpu::report::Summary;
 use lily_gpu::target::Target;
-use lily_model::checkpoint::Checkpoint;
 use lily_model::cost::Cost;
 use lily_model::geometry::Geometry;
 use lily_model::weights::Weights;
 
 use crate::args::{GpuKind, PlanArgs};
+use crate::models;
 
 /// Prints the plan that `args` ask for.
 pub fn run(args: &PlanArgs) -> anyhow::Result<()> {
     let (name, weights) = match &args.model_path {
-        Some(dir) => {
-            let checkpoint =
-                Checkpoint::open(dir).with_context(|| format!("{} cannot be loaded", dir.display()))?;
+        Some(path) => {
+            let checkpoint = models::open(path)?;
             (checkpoint.name().to_owned(), checkpoint.weights()?)
         }
         None => {
