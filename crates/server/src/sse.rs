@@ -16,7 +16,7 @@ use crate::answer::{Answer, News};
 
 /// Between two events of a stream a sign of life goes out this often, so that no proxy or client takes a
 /// long prefill for a dead connection.
-const KEEP_ALIVE: Duration = Duration::from_secs(10);
+pub const KEEP_ALIVE: Duration = Duration::from_secs(10);
 /// Events that wait for a slow reader before the stream's task does.
 const STREAM_BUFFER: usize = 32;
 
@@ -41,7 +41,7 @@ pub enum Broken {
     Failed(String),
 }
 
-/// The response whose events `write` sends; `idle` goes out where there is nothing to send.
+/// The response whose events `write` sends; `idle` goes out after every [`KEEP_ALIVE`] without one.
 pub fn respond<F>(idle: Event, write: impl FnOnce(Events) -> F) -> Response
 where
     F: Future<Output = ()> + Send + 'static,
@@ -54,6 +54,22 @@ pub(crate) fn respond_within<F>(silence: Duration, idle: Event, write: impl FnOn
 where
     F: Future<Output = ()> + Send + 'static,
 {
+    let keep_alive = KeepAlive::new().interval(silence).event(idle);
+    written(write).keep_alive(keep_alive).into_response()
+}
+
+/// The response whose events `write` sends, signs of life among them.
+pub fn respond_as_written<F>(write: impl FnOnce(Events) -> F) -> Response
+where
+    F: Future<Output = ()> + Send + 'static,
+{
+    written(write).into_response()
+}
+
+fn written<F>(write: impl FnOnce(Events) -> F) -> Sse<ReceiverStream<Result<Event, Interrupted>>>
+where
+    F: Future<Output = ()> + Send + 'static,
+{
     let (events, receiver) = mpsc::channel(STREAM_BUFFER);
     let writer = tokio::spawn(write(events.clone()));
     tokio::spawn(async move {
@@ -63,13 +79,7 @@ where
             let _ = events.send(Err(Interrupted)).await;
         }
     });
-    let keep_alive = KeepAlive::new().interval(silence).event(idle);
-    Sse::new(ReceiverStream::new(receiver)).keep_alive(keep_alive).into_response()
-}
-
-/// The sign of life of protocols that name none: a comment, which clients skip.
-pub fn comment() -> Event {
-    Event::default().comment("")
+    Sse::new(ReceiverStream::new(receiver))
 }
 
 /// Adds a JSON body to an event, and sends it.

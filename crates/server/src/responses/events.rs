@@ -10,6 +10,10 @@
 //!   response.output_item.done
 //! response.completed, response.incomplete or response.failed
 //! ```
+//!
+//! Where there is nothing to tell for long, a sign of life comes in between: [`ItemWriter::unchanged`].
+//!
+//! [`ItemWriter::unchanged`]: super::items::ItemWriter::unchanged
 
 use serde::Serialize;
 use utoipa::ToSchema;

@@ -1,5 +1,8 @@
 //! `POST /v1/responses`, whole or streamed, and `POST /v1/responses/input_tokens`.
 
+use std::pin::pin;
+use std::time::Duration;
+
 use axum::Json;
 use axum::extract::State;
 use axum::response::sse::Event;
@@ -8,6 +11,7 @@ use lily_engine::constraint::Subject;
 use lily_engine::engine::{FinishReason, Request, SubmitError};
 use lily_model::tokenizer::Tokenizer;
 use serde_json::Value;
+use tokio::time::{Instant, timeout_at};
 
 use super::events::{Numbered, StreamEvent};
 use super::input;
@@ -21,7 +25,7 @@ use crate::body::{self, Body};
 use crate::chat_model::{ChatModel, Prompt, unix_time};
 use crate::error::ApiError;
 use crate::models;
-use crate::openai::assemble::{log_probs, secret_id};
+use crate::openai::assemble::log_probs;
 use crate::openai::response::PromptProgress;
 use crate::openapi::{self, responses as form};
 use crate::sse::{self, Broken, Events};
@@ -39,7 +43,7 @@ pub async fn create(State(app): State<App>, body: Body) -> Result<HttpResponse, 
     let body = body::bytes(body)?;
     let started = body::blocking(move || Started::new(&app, &body)).await?;
     if started.stream {
-        return Ok(sse::respond(sse::comment(), |events| stream(started, events)));
+        return Ok(sse::respond_as_written(|events| stream(started, events)));
     }
     Ok(Json(whole(started).await?).into_response())
 }
@@ -127,25 +131,7 @@ impl Started {
         let mut request = ResponsesRequest::parse(body)?;
         let prompt = prompt(app, &mut request)?;
         let sampling = model.sampling(&request.sampling, request.logprobs);
-        let response = Response {
-            // Whoever knows the id can read the response.
-            id: secret_id("resp_"),
-            object: "response",
-            created_at: unix_time(),
-            completed_at: None,
-            status: "in_progress",
-            background: false,
-            error: None,
-            incomplete_details: None,
-            model: model.name.clone(),
-            output: Vec::new(),
-            temperature: sampling.temperature,
-            top_p: sampling.top_p,
-            presence_penalty: sampling.presence_penalty,
-            frequency_penalty: sampling.frequency_penalty,
-            usage: None,
-            echo: std::mem::take(&mut request.echo),
-        };
+        let response = Response::begun(&model.name, &sampling, std::mem::take(&mut request.echo));
         let asked = Request {
             sampling,
             max_tokens: request.max_tokens,
@@ -260,7 +246,7 @@ async fn whole(mut started: Started) -> Result<Response, ApiError> {
 
 async fn stream(started: Started, events: Events) {
     let mut failed = started.response.clone();
-    let mut sender = Sender { events: events.clone(), number: 0 };
+    let mut sender = Sender::new(events.clone(), sse::KEEP_ALIVE);
     if let Err(broken) = send_all(started, &mut sender).await {
         let number = sender.number;
         let error = |message| {
@@ -278,14 +264,39 @@ async fn stream(started: Started, events: Events) {
 struct Sender {
     events: Events,
     number: u64,
+    /// A sign of life goes out where there was no other event for so long.
+    silence: Duration,
+    /// When the next is due.
+    due: Instant,
 }
 
 impl Sender {
+    fn new(events: Events, silence: Duration) -> Sender {
+        Sender { events, number: 0, silence, due: Instant::now() + silence }
+    }
+
     async fn send(&mut self, event: StreamEvent) -> Result<(), Broken> {
         let name = event.name();
         let numbered = Numbered { event, sequence_number: self.number };
         self.number += 1;
-        sse::send(&self.events, Event::default().event(name), &numbered).await
+        sse::send(&self.events, Event::default().event(name), &numbered).await?;
+        self.due = Instant::now() + self.silence;
+        Ok(())
+    }
+
+    /// Waits for `news`, and sends what `unchanged` gives as signs of life.
+    async fn meanwhile<T>(
+        &mut self,
+        unchanged: impl Fn() -> StreamEvent,
+        news: impl Future<Output = T>,
+    ) -> Result<T, Broken> {
+        let mut news = pin!(news);
+        loop {
+            match timeout_at(self.due, news.as_mut()).await {
+                Ok(news) => return Ok(news),
+                Err(_) => self.send(unchanged()).await?,
+            }
+        }
     }
 }
 
@@ -294,7 +305,10 @@ async fn send_all(mut started: Started, sender: &mut Sender) -> Result<(), Broke
     sender.send(StreamEvent::InProgress { response: started.response.clone() }).await?;
     let mut waiting = Vec::new();
     loop {
-        let news = sse::next(&mut started.answer, &sender.events).await?;
+        let Started { answer, response, writer, .. } = &mut started;
+        let events = sender.events.clone();
+        let news = sse::next(answer, &events);
+        let news = sender.meanwhile(|| writer.unchanged(response), news).await??;
         let (events, over) = started.events(news, &mut waiting);
         for event in events {
             sender.send(event).await?;
@@ -319,5 +333,40 @@ fn usage(end: &End) -> Usage {
         output_tokens,
         output_tokens_details: OutputDetails { reasoning_tokens: end.reasoning_tokens },
         total_tokens: input_tokens + output_tokens,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http_body_util::BodyExt;
+    use lily_engine::sampler::SamplingParams;
+    use serde_json::{Map, json};
+
+    use super::*;
+    use crate::responses::items::Wish;
+    use crate::responses::tools::Offered;
+
+    #[tokio::test]
+    async fn a_stream_without_news_shows_signs_of_life_that_clients_count() {
+        let response = Response::begun("m", &SamplingParams::default(), Map::new());
+        let expected = serde_json::to_value(&response).expect("it has a JSON form");
+        let silent = |events: Events| async move {
+            let mut sender = Sender::new(events.clone(), Duration::from_millis(1));
+            let writer = ItemWriter::new("t".to_string(), Offered::default(), Wish::default());
+            sender.send(StreamEvent::Created { response: response.clone() }).await.expect("somebody listens");
+            // It ends with the test, which no longer listens then.
+            let _ = sender.meanwhile(|| writer.unchanged(&response), events.closed()).await;
+        };
+        let mut body = sse::respond_as_written(silent).into_body();
+        for number in 0..4 {
+            let frame = body.frame().await.expect("the stream goes on").expect("it does not fail");
+            let text =
+                String::from_utf8(frame.into_data().expect("it is data").to_vec()).expect("it is text");
+            let name = if number == 0 { "response.created" } else { "response.in_progress" };
+            let data = text.strip_prefix(&format!("event: {name}\ndata: ")).expect("the event has its name");
+            let event: Value = serde_json::from_str(data).expect("it is one event in JSON");
+            let sign = json!({"type": name, "sequence_number": number, "response": expected});
+            assert_eq!(event, sign);
+        }
     }
 }

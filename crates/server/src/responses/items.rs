@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::events::StreamEvent;
 use super::reasoning;
-use super::response::{Item, Part};
+use super::response::{Item, Part, Response};
 use super::tools::Offered;
 use crate::openai::response::TokenLogProb;
 
@@ -95,6 +95,30 @@ impl ItemWriter {
         let mut events = Vec::new();
         self.end(status, &mut events);
         events
+    }
+
+    /// The sign of life of `response`: an event of which nobody gains anything. Clients that give up on a stream without
+    /// events, as Codex does, count no comments, and no event that means only this is known to all clients: some of
+    /// them end at OpenAI's own `keepalive`.
+    ///
+    /// While an item is open, it becomes longer by nothing. Else the response is in progress with the items that it has,
+    /// since clients take over what they are told of it: OpenAI's for JavaScript forgets items that are not in it.
+    pub fn unchanged(&self, response: &Response) -> StreamEvent {
+        let delta = String::new();
+        let (item_id, output_index) = self.place();
+        match self.last() {
+            Some(Item::Reasoning { .. }) => self.reasoning_delta(delta),
+            Some(Item::Message { .. }) => {
+                let (content_index, logprobs) = (0, Vec::new());
+                StreamEvent::TextDelta { item_id, output_index, content_index, delta, logprobs }
+            }
+            Some(Item::FunctionCall { .. }) => StreamEvent::ArgumentsDelta { item_id, output_index, delta },
+            Some(Item::CustomToolCall { .. }) => StreamEvent::InputDelta { item_id, output_index, delta },
+            None => {
+                let output = self.items.clone();
+                StreamEvent::InProgress { response: Response { output, ..response.clone() } }
+            }
+        }
     }
 
     /// The items so far.
@@ -257,7 +281,8 @@ fn input_of(arguments: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use lily_engine::sampler::SamplingParams;
+    use serde_json::{Map, json};
 
     use super::*;
     use crate::openai::fields::Fields;
@@ -347,6 +372,57 @@ mod tests {
                 }
             }
             assert_eq!(Value::Array(done), items);
+        }
+    }
+
+    /// What a client makes of `events` that adds up deltas, and takes over every response that it is told.
+    fn added_up(events: Vec<StreamEvent>) -> Value {
+        let mut output = json!([]);
+        for event in events {
+            let event = serde_json::to_value(event).unwrap();
+            let append = |text: &mut Value| {
+                *text = format!("{}{}", text.as_str().unwrap(), event["delta"].as_str().unwrap()).into();
+            };
+            let item = event["output_index"].as_u64().map(|place| place as usize);
+            let add = |list: &mut Value, new: &Value| list.as_array_mut().unwrap().push(new.clone());
+            match (event["type"].as_str().unwrap(), item) {
+                ("response.in_progress", _) => output = event["response"]["output"].clone(),
+                ("response.output_item.added", _) => add(&mut output, &event["item"]),
+                ("response.content_part.added", Some(item)) => {
+                    add(&mut output[item]["content"], &event["part"])
+                }
+                ("response.reasoning_summary_part.added", Some(item)) => {
+                    add(&mut output[item]["summary"], &event["part"])
+                }
+                ("response.output_text.delta" | "response.reasoning_text.delta", Some(item)) => {
+                    append(&mut output[item]["content"][0]["text"])
+                }
+                ("response.reasoning_summary_text.delta", Some(item)) => {
+                    append(&mut output[item]["summary"][0]["text"])
+                }
+                ("response.function_call_arguments.delta", Some(item)) => {
+                    append(&mut output[item]["arguments"])
+                }
+                ("response.custom_tool_call_input.delta", Some(item)) => append(&mut output[item]["input"]),
+                ("response.output_item.done", Some(item)) => output[item]["status"] = json!("completed"),
+                _ => {}
+            }
+        }
+        output
+    }
+
+    #[test]
+    fn signs_of_life_take_nothing_from_a_client_and_give_it_nothing() {
+        for wish in [Wish::default(), Wish { summary: true, sealed: false }] {
+            let response = Response::begun("m", &SamplingParams::default(), Map::new());
+            let mut writer = ItemWriter::new("t".to_string(), offered(), wish);
+            let mut events = vec![writer.unchanged(&response)];
+            for part in parts() {
+                events.extend(writer.push(vec![part], Vec::new()));
+                events.push(writer.unchanged(&response));
+            }
+            events.extend(writer.finish("completed"));
+            assert_eq!(added_up(events), serde_json::to_value(writer.items()).unwrap());
         }
     }
 

@@ -1,9 +1,12 @@
 //! What `POST /v1/responses` answers: one `response`, whose output is a list of items.
 
+use lily_engine::sampler::SamplingParams;
 use serde::Serialize;
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
+use crate::chat_model::unix_time;
+use crate::openai::assemble::secret_id;
 use crate::openai::response::TokenLogProb;
 use crate::openapi::responses::Echo;
 
@@ -44,6 +47,31 @@ pub struct Response {
     #[serde(flatten)]
     #[schema(value_type = Echo)]
     pub echo: Map<String, Value>,
+}
+
+impl Response {
+    /// The response of `model` that begins now.
+    pub fn begun(model: &str, sampling: &SamplingParams, echo: Map<String, Value>) -> Response {
+        Response {
+            // Whoever knows the id can read the response.
+            id: secret_id("resp_"),
+            object: "response",
+            created_at: unix_time(),
+            completed_at: None,
+            status: "in_progress",
+            background: false,
+            error: None,
+            incomplete_details: None,
+            model: model.to_string(),
+            output: Vec::new(),
+            temperature: sampling.temperature,
+            top_p: sampling.top_p,
+            presence_penalty: sampling.presence_penalty,
+            frequency_penalty: sampling.frequency_penalty,
+            usage: None,
+            echo,
+        }
+    }
 }
 
 /// Why a response failed.
