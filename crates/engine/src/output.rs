@@ -52,10 +52,10 @@ impl OutputParser {
 
     /// Takes the next piece of text.
     pub fn push(&mut self, piece: &str) -> Vec<Delta> {
-        let was_reasoning = self.in_reasoning();
         let split = self.splitter.push(piece);
         let mut deltas = self.reasoning(&split.reasoning);
-        if was_reasoning && !self.in_reasoning() {
+        // Before the reasoning, and once it is over, nothing is held back of it. One piece may hold all of it.
+        if !self.in_reasoning() {
             deltas.extend(self.finish_reasoning());
         }
         deltas.extend(self.content(&split.content));
