@@ -5,6 +5,7 @@ mod serve;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap_complete::Shell;
 
 pub use serve::{AccessArgs, LimitArgs, LogArgs, LogFormat, PlaceArgs, ServeArgs};
 
@@ -43,6 +44,10 @@ pub enum Command {
     Synth(SynthArgs),
     /// Measure how often the demo answers its held-out questions correctly
     DemoScore(ScoreArgs),
+    /// Print the completions of a shell, to be read by it when it starts
+    Completions(CompletionsArgs),
+    /// Write the manual pages into a directory, such as ~/.local/share/man/man1
+    Man(ManArgs),
 }
 
 /// What `lily pull` heeds beside its flags.
@@ -307,6 +312,33 @@ pub struct ScoreArgs {
     /// The model.
     #[command(flatten)]
     pub model: ModelArgs,
+}
+
+/// Arguments of `lily completions`.
+#[derive(Clone, Debug, Args)]
+pub struct CompletionsArgs {
+    /// The shell
+    pub shell: Shell,
+    /// The program that is completed
+    #[arg(long, value_enum, value_name = "NAME", default_value_t)]
+    pub program: Program,
+}
+
+/// A program of this crate.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Program {
+    /// The one that does everything
+    #[default]
+    Lily,
+    /// The server alone
+    LilyServer,
+}
+
+/// Arguments of `lily man`.
+#[derive(Clone, Debug, Args)]
+pub struct ManArgs {
+    /// The directory; made where it does not exist
+    pub dir: PathBuf,
 }
 
 fn at_least_one(text: &str) -> Result<usize, String> {

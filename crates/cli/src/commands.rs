@@ -2,8 +2,10 @@
 
 pub mod bench;
 pub mod chat;
+pub mod completions;
 pub mod doctor;
 pub mod inspect;
+pub mod man;
 pub mod plan;
 pub mod pull;
 pub mod score;

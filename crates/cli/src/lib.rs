@@ -44,6 +44,8 @@ pub fn lily(args: Lily) -> ExitCode {
         Command::Plan(args) => commands::plan::run(&args),
         Command::Synth(args) => commands::synth::run(&args),
         Command::DemoScore(args) => commands::score::run(&args),
+        Command::Completions(args) => commands::completions::run(&args),
+        Command::Man(args) => commands::man::run(&args),
     })
 }
 
