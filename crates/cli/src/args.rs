@@ -38,6 +38,8 @@ pub enum Command {
     Doctor(DoctorArgs),
     /// Show what a checkpoint holds and whether Lily runs it
     Inspect(InspectArgs),
+    /// Score how well a model predicts a text, and how far one backend or checkpoint is from another
+    Eval(EvalArgs),
     /// Show what a GPU runs for one decoded token: kernels, what waits for what, bytes; needs no GPU
     Plan(PlanArgs),
     /// Write a checkpoint with random weights in the real layout, to measure speed and memory with
@@ -214,6 +216,55 @@ pub struct BenchArgs {
     pub model: ModelArgs,
 }
 
+/// What a backend is compared with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Against {
+    /// Plain f32 on the processor: slow, and what every backend is held to
+    F32,
+    /// The processor
+    Cpu,
+    /// An NVIDIA card
+    Cuda,
+    /// An Apple GPU, on macOS
+    Metal,
+}
+
+/// Arguments of `lily eval`.
+#[derive(Clone, Debug, Args)]
+pub struct EvalArgs {
+    /// The text, in UTF-8; markers of the chat template in it are read as such
+    #[arg(value_name = "FILE", conflicts_with = "reference")]
+    pub text: Option<PathBuf>,
+    /// Compare with this backend, computed beside the one that is scored
+    #[arg(long, value_enum, value_name = "NAME", conflicts_with = "reference")]
+    pub against: Option<Against>,
+    /// Compare with this checkpoint, which must have the same vocabulary
+    #[arg(long, value_name = "DIR|REPO", conflicts_with = "reference")]
+    pub against_model: Option<PathBuf>,
+    /// Score the tokens of this file, and compare with what another program said of them, such as
+    /// oracle/golden/mlx_teacher_forced.safetensors
+    #[arg(long, value_name = "FILE")]
+    pub reference: Option<PathBuf>,
+    /// Score plain f32 arithmetic on the processor instead of a backend
+    #[arg(long)]
+    pub f32: bool,
+    /// Tokens that are read from an empty context, one piece of the text after the other
+    #[arg(long, value_name = "N", default_value_t = 512, value_parser = at_least_two)]
+    pub window: usize,
+    /// Score no more than the first N positions
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    pub positions: Option<usize>,
+    /// Print JSON with every single position instead of the table
+    #[arg(long)]
+    pub json: bool,
+    /// Draw the figures by context into this SVG file
+    #[arg(long, value_name = "FILE")]
+    pub plot: Option<PathBuf>,
+    /// The model.
+    #[command(flatten)]
+    pub model: ModelArgs,
+}
+
 /// Arguments of `lily pull`.
 #[derive(Clone, Debug, Args)]
 pub struct PullArgs {
@@ -346,6 +397,13 @@ fn at_least_one(text: &str) -> Result<usize, String> {
         Ok(0) => Err("it must be at least 1".to_string()),
         Ok(number) => Ok(number),
         Err(_) => Err("it must be a whole number".to_string()),
+    }
+}
+
+fn at_least_two(text: &str) -> Result<usize, String> {
+    match at_least_one(text)? {
+        1 => Err("it must be at least 2".to_string()),
+        number => Ok(number),
     }
 }
 

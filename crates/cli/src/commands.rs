@@ -4,6 +4,7 @@ pub mod bench;
 pub mod chat;
 pub mod completions;
 pub mod doctor;
+pub mod eval;
 pub mod inspect;
 pub mod man;
 pub mod plan;

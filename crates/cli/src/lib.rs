@@ -41,6 +41,7 @@ pub fn lily(args: Lily) -> ExitCode {
         Command::Pull(args) => commands::pull::run(&args),
         Command::Doctor(args) => commands::doctor::run(&args),
         Command::Inspect(args) => commands::inspect::run(&args),
+        Command::Eval(args) => commands::eval::run(&args),
         Command::Plan(args) => commands::plan::run(&args),
         Command::Synth(args) => commands::synth::run(&args),
         Command::DemoScore(args) => commands::score::run(&args),
