@@ -22,6 +22,8 @@ pub mod device;
 pub mod log;
 pub mod machine;
 pub mod models;
+pub mod output;
+pub mod picture;
 pub mod progress;
 pub mod session;
 

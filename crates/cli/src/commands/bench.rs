@@ -14,16 +14,13 @@ mod plot;
 mod report;
 mod table;
 
-use std::io::Write;
-use std::path::Path;
 use std::time::Instant;
 
-use anyhow::{Context, bail};
 use lily_model::cost::Cost;
 
 use crate::args::{BenchArgs, ModelArgs};
 use crate::device::{self, Opened};
-use crate::{machine, models, progress, session};
+use crate::{machine, models, output, progress, session};
 use measure::Bench;
 use plan::Plan;
 use report::{Machine, Memory, Report, Start};
@@ -34,7 +31,7 @@ const INTERRUPTED: i32 = 130;
 /// Measures what `args` name; the program has run since `started`.
 pub fn run(args: &BenchArgs, started: Instant) -> anyhow::Result<()> {
     if let Some(path) = &args.plot {
-        check_place(path)?;
+        output::check_picture_place(path)?;
     }
     stop_at_interrupt()?;
     // Files that are not here yet come first, and their time is not the model's.
@@ -81,28 +78,9 @@ pub fn run(args: &BenchArgs, started: Instant) -> anyhow::Result<()> {
     bench.finish();
 
     if let Some(path) = &args.plot {
-        let picture = plot::draw(&report)?;
-        std::fs::write(path, picture).with_context(|| {
-            format!("the picture cannot be written to {}; choose another place with --plot", path.display())
-        })?;
+        output::write_picture(path, &plot::draw(&report)?)?;
     }
-    let mut out = std::io::stdout().lock();
-    if args.json {
-        serde_json::to_writer_pretty(&mut out, &report)?;
-        writeln!(out)?;
-    } else {
-        write!(out, "{}", table::Table(&report))?;
-    }
-    Ok(())
-}
-
-/// Refuses a place for the picture before minutes are spent on it.
-fn check_place(path: &Path) -> anyhow::Result<()> {
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    if path.is_dir() || !folder.is_dir() {
-        bail!("--plot {} is not a file in a folder that exists; choose another place", path.display());
-    }
-    Ok(())
+    output::print(&report, table::Table(&report), args.json)
 }
 
 /// Ctrl-C ends the program with a sentence, whatever it computes at the time.

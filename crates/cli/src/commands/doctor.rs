@@ -7,15 +7,13 @@ mod backends;
 mod limits;
 mod report;
 
-use std::io::Write;
-
 use anyhow::{Context, bail};
 use lily_hub::{Settings, cache::Cache};
 use lily_model::geometry::Geometry;
 use lily_model::weights::Weights;
 
 use crate::args::{DoctorArgs, ModelArgs};
-use crate::{device, machine, models};
+use crate::{device, machine, models, output};
 
 use report::{Disk, Machine, Model, Report};
 
@@ -27,13 +25,7 @@ const WEIGHT_BYTES: u64 = 19_508_789_376;
 /// Prints the page, or JSON; an error where something stands in the model's way.
 pub fn run(args: &DoctorArgs) -> anyhow::Result<()> {
     let report = look(args)?;
-    let mut out = std::io::stdout().lock();
-    if args.json {
-        serde_json::to_writer_pretty(&mut out, &report)?;
-        writeln!(out)?;
-    } else {
-        write!(out, "{report}")?;
-    }
+    output::print(&report, &report, args.json)?;
     match report.problems.len() {
         0 => Ok(()),
         1 => bail!("one thing stands in the way of {}; it is named above", report.model.name),

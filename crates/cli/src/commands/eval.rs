@@ -15,17 +15,15 @@ mod plot;
 mod report;
 mod score;
 
-use std::io::Write;
 use std::path::Path;
 
-use anyhow::{Context, bail};
+use anyhow::bail;
 use lily_cpu::{CpuBackend, CpuOptions, Numerics};
 use lily_engine::backend::{Backend, SequenceId, Want};
 use lily_model::checkpoint::Checkpoint;
 
 use crate::args::{Against, BackendKind, EvalArgs, ModelArgs};
-use crate::device;
-use crate::{models, progress, session};
+use crate::{device, models, output, progress, session};
 use documents::Document;
 use report::{Position, Report};
 use score::{Row, divergence};
@@ -35,6 +33,9 @@ const CHUNK: usize = 32;
 
 /// Scores what `args` name.
 pub fn run(args: &EvalArgs) -> anyhow::Result<()> {
+    if let Some(path) = &args.plot {
+        output::check_picture_place(path)?;
+    }
     let checkpoint = session::open(&args.model)?;
     let documents = match (&args.text, &args.reference) {
         (_, Some(path)) => documents::stored(path)?,
@@ -67,19 +68,9 @@ pub fn run(args: &EvalArgs) -> anyhow::Result<()> {
     let text = args.text.as_deref().or(args.reference.as_deref()).unwrap_or(Path::new(""));
     let report = Report::new(checkpoint.name(), subject.description(), against, text, positions);
     if let Some(path) = &args.plot {
-        let svg = plot::draw(&report)?;
-        std::fs::write(path, svg).with_context(|| {
-            format!("{} cannot be written; choose another place with --plot", path.display())
-        })?;
+        output::write_picture(path, &plot::draw(&report)?)?;
     }
-    let mut out = std::io::stdout().lock();
-    if args.json {
-        serde_json::to_writer_pretty(&mut out, &report)?;
-        writeln!(out)?;
-    } else {
-        write!(out, "{report}")?;
-    }
-    Ok(())
+    output::print(&report, &report, args.json)
 }
 
 /// A backend for sequences of `longest` tokens.

@@ -1,22 +1,13 @@
 //! The report as a picture: prefill against prompt length, decode against depth, each under its limit.
 
 use plotters::chart::ChartBuilder;
-use plotters::coord::Shift;
 use plotters::coord::combinators::{BindKeyPoints, IntoLogRange};
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
 use super::report::{Floor, Report, Speed};
+use crate::picture::{self, Area, BLUE, FAINT, GRID, INK, RED, font};
 
-/// Pixels.
-const SIZE: (u32, u32) = (1200, 560);
-/// Height of title and subtitle.
-const HEAD: u32 = 84;
-const INK: RGBColor = RGBColor(34, 40, 49);
-const FAINT: RGBColor = RGBColor(110, 118, 129);
-const GRID: RGBColor = RGBColor(228, 231, 235);
-const PREFILL: RGBColor = RGBColor(31, 111, 178);
-const DECODE: RGBColor = RGBColor(196, 84, 30);
 const GIGA: f64 = 1e9;
 /// Half the width of the bar at the end of a spread.
 const CAP: i32 = 5;
@@ -47,7 +38,7 @@ pub fn draw(report: &Report) -> anyhow::Result<String> {
                 Some(ops) => format!("limit: matrix products at {:.0} GOP/s", ops / GIGA),
                 None => String::new(),
             },
-            color: PREFILL,
+            color: BLUE,
             points: prefill.collect(),
         },
         Panel {
@@ -59,29 +50,17 @@ pub fn draw(report: &Report) -> anyhow::Result<String> {
                 }
                 None => String::new(),
             },
-            color: DECODE,
+            color: RED,
             points: decode.collect(),
         },
     ];
-    let mut svg = String::new();
-    {
-        let area = SVGBackend::with_string(&mut svg, SIZE).into_drawing_area();
-        area.fill(&WHITE)?;
-        let (head, body) = area.split_vertically(HEAD);
-        let title = format!("{}: prefill and decode with Lily {}", report.model, report.lily);
-        head.draw(&Text::new(title, (28, 20), font(24, INK)))?;
-        let day = report.date.split('T').next().unwrap_or_default();
-        let below = format!("{} · {} · {day}", report.machine.cpu, report.backend);
-        head.draw(&Text::new(below, (28, 54), font(15, FAINT)))?;
-        for (area, panel) in body.split_evenly((1, panels.len())).iter().zip(&panels) {
-            draw_panel(area, panel)?;
-        }
-        area.present()?;
-    }
-    Ok(svg)
+    let title = format!("{}: prefill and decode with Lily {}", report.model, report.lily);
+    let day = report.date.split('T').next().unwrap_or_default();
+    let below = format!("{} · {} · {day}", report.machine.cpu, report.backend);
+    picture::draw(title, below, &panels, draw_panel)
 }
 
-fn draw_panel(area: &DrawingArea<SVGBackend<'_>, Shift>, panel: &Panel) -> anyhow::Result<()> {
+fn draw_panel(area: &Area<'_>, panel: &Panel) -> anyhow::Result<()> {
     area.draw(&Text::new(panel.title, (28, 6), font(18, panel.color)))?;
     let Some((first, ..)) = panel.points.first() else {
         area.draw(&Text::new("not measured", (28, 40), font(15, FAINT)))?;
@@ -149,10 +128,6 @@ fn draw_panel(area: &DrawingArea<SVGBackend<'_>, Shift>, panel: &Panel) -> anyho
         chart.draw_series([label])?;
     }
     Ok(())
-}
-
-fn font(size: i32, color: RGBColor) -> TextStyle<'static> {
-    ("sans-serif", size).into_font().color(&color)
 }
 
 /// Three figures.

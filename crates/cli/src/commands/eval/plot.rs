@@ -1,26 +1,19 @@
 //! The report as a picture: perplexity, and how far from the reference, by how much context there was.
 
 use plotters::chart::ChartBuilder;
-use plotters::coord::Shift;
 use plotters::coord::combinators::IntoLogRange;
 use plotters::prelude::*;
 
 use super::report::{Group, Report};
+use crate::picture::{self, Area, BLUE, FAINT, GRID, INK, RED, font};
 
-/// Pixels.
-const SIZE: (u32, u32) = (1200, 520);
-/// Height of title and subtitle.
-const HEAD: u32 = 84;
-const INK: RGBColor = RGBColor(34, 40, 49);
-const FAINT: RGBColor = RGBColor(110, 118, 129);
-const GRID: RGBColor = RGBColor(228, 231, 235);
-const SUBJECT: RGBColor = RGBColor(31, 111, 178);
-const REFERENCE: RGBColor = RGBColor(196, 84, 30);
 /// Room above the highest point and beside the outer ones, as a factor.
 const MARGIN: f64 = 1.25;
 
 /// A line of a panel: its color and its points, by tokens of context.
 type Line = (RGBColor, Vec<(f64, f64)>);
+/// Title and lines.
+type Panel = (&'static str, Vec<Line>);
 
 /// Draws `report` as SVG.
 pub fn draw(report: &Report) -> anyhow::Result<String> {
@@ -32,37 +25,23 @@ pub fn draw(report: &Report) -> anyhow::Result<String> {
     let theirs = line(&|group| Some(group.totals.compared?.perplexity));
     let divergence = line(&|group| Some(group.totals.compared?.divergence?.mean));
     let other = line(&|group| Some(100.0 - group.totals.compared?.same_top_percent));
-    let mut panels: Vec<(&str, Vec<Line>)> = vec![(
-        "Perplexity: blue, and of the reference: red",
-        vec![(REFERENCE, theirs), (SUBJECT, perplexity)],
-    )];
+    let mut panels: Vec<Panel> =
+        vec![("Perplexity: blue, and of the reference: red", vec![(RED, theirs), (BLUE, perplexity)])];
     if !divergence.is_empty() {
-        panels.push(("Mean divergence from the reference, nats", vec![(SUBJECT, divergence)]));
+        panels.push(("Mean divergence from the reference, nats", vec![(BLUE, divergence)]));
     } else if !other.is_empty() {
-        panels.push(("Positions with another top token, %", vec![(SUBJECT, other)]));
+        panels.push(("Positions with another top token, %", vec![(BLUE, other)]));
     }
-    let mut svg = String::new();
-    {
-        let area = SVGBackend::with_string(&mut svg, SIZE).into_drawing_area();
-        area.fill(&WHITE)?;
-        let (head, body) = area.split_vertically(HEAD);
-        let title = format!("{}: {} positions of {}", report.model, report.all.positions, report.text);
-        head.draw(&Text::new(title, (28, 20), font(22, INK)))?;
-        let below = match &report.reference {
-            Some(reference) => format!("{} against {reference}", report.subject),
-            None => report.subject.clone(),
-        };
-        head.draw(&Text::new(below, (28, 54), font(15, FAINT)))?;
-        for (area, (title, lines)) in body.split_evenly((1, panels.len())).iter().zip(&panels) {
-            draw_panel(area, title, lines)?;
-        }
-        area.present()?;
-    }
-    Ok(svg)
+    let title = format!("{}: {} positions of {}", report.model, report.all.positions, report.text);
+    let below = match &report.reference {
+        Some(reference) => format!("{} against {reference}", report.subject),
+        None => report.subject.clone(),
+    };
+    picture::draw(title, below, &panels, draw_panel)
 }
 
-fn draw_panel(area: &DrawingArea<SVGBackend<'_>, Shift>, title: &str, lines: &[Line]) -> anyhow::Result<()> {
-    area.draw(&Text::new(title.to_owned(), (28, 6), font(17, INK)))?;
+fn draw_panel(area: &Area<'_>, (title, lines): &Panel) -> anyhow::Result<()> {
+    area.draw(&Text::new(*title, (28, 6), font(17, INK)))?;
     let points = || lines.iter().flat_map(|(_, points)| points);
     let last = points().map(|(context, _)| *context).fold(1.0, f64::max);
     let top = points().map(|(_, value)| *value).fold(f64::MIN_POSITIVE, f64::max);
@@ -91,8 +70,4 @@ fn draw_panel(area: &DrawingArea<SVGBackend<'_>, Shift>, title: &str, lines: &[L
         chart.draw_series(points.iter().map(|point| Circle::new(*point, 4, color.filled())))?;
     }
     Ok(())
-}
-
-fn font(size: i32, color: RGBColor) -> TextStyle<'static> {
-    ("sans-serif", size).into_font().color(&color)
 }
