@@ -233,8 +233,8 @@ unsafe fn multiply_rows<const N: usize>(
                 } else if p + 1 < PANELS {
                     product(p + 1, 0, next);
                 }
-                if p == 0 && upcoming.stride > 0 {
-                    upcoming.ask_all_second_cache(group);
+                if upcoming.stride > 0 {
+                    upcoming.ask_half_second_cache(group, p);
                 }
                 let scale = _mm512_loadu_ps(scales[p].add(group * PANEL_ROWS));
                 let bias = _mm512_loadu_ps(biases[p].add(group * PANEL_ROWS));

@@ -390,7 +390,7 @@ unsafe fn line_dots<const SECOND: bool>(
 
 impl<const AMX: bool> TileOps for Avx512<AMX> {
     const TOKENS: usize = 6;
-    const DIRECT_TOKENS: usize = 4;
+    const DIRECT_TOKENS: usize = if AMX { 2 } else { 4 };
     const MATRIX_TOKENS: usize = if AMX { amx::TOKENS } else { 0 };
     const GROUP_BYTES_4: usize = if AMX { GROUP_BYTES } else { PACKED_GROUP_BYTES };
 

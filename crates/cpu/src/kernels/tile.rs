@@ -150,16 +150,14 @@ impl Upcoming {
         }
     }
 
-    /// [`Upcoming::ask_all`] into the second cache.
+    /// As [`Upcoming::ask_all`] into the second cache, for half `half` alone.
     #[inline(always)]
-    pub fn ask_all_second_cache(&self, group: usize) {
+    pub fn ask_half_second_cache(&self, group: usize, half: usize) {
         let first = group % LINE_GROUPS * Upcoming::STEPS * self.stride + group / LINE_GROUPS * LINE;
-        for half in self.halves {
-            let mut place = half.wrapping_add(first);
-            for _ in 0..Upcoming::STEPS {
-                prefetch_second_cache(place);
-                place = place.wrapping_add(self.stride);
-            }
+        let mut place = self.halves[half].wrapping_add(first);
+        for _ in 0..Upcoming::STEPS {
+            prefetch_second_cache(place);
+            place = place.wrapping_add(self.stride);
         }
     }
 }
