@@ -49,7 +49,9 @@ pub fn find(path: &Path) -> anyhow::Result<Found> {
         return Ok(Found { name, dir });
     }
     let patience = Patience { retries: RETRIES, ..Patience::default() };
-    let dir = pull(&repo, patience, JOBS)
+    // A directory's name may be mistyped: that is not worth a minute of waiting for the hub.
+    let asking = Patience { retries: 1, ..patience };
+    let dir = pull(&repo, asking, patience, JOBS)
         .with_context(|| format!("there is no directory {}, and as a repository", path.display()))?;
     Ok(Found { name, dir })
 }
@@ -89,15 +91,15 @@ fn whole(hub: &Hub, repo: &Repo) -> Option<PathBuf> {
 }
 
 /// Fetches what is not here yet of the files that Lily reads of `repo`, `jobs` of them at once, and gives the directory
-/// that they are in. Says on standard error how far it is.
+/// that they are in. Says on standard error how far it is. `asking` is the patience until the hub has said what there is.
 ///
 /// # Errors
 /// Those of [`HubError`], each with what to do; a repository whose model Lily does not run, before its weights are fetched.
-pub fn pull(repo: &Repo, patience: Patience, jobs: usize) -> anyhow::Result<PathBuf> {
+pub fn pull(repo: &Repo, asking: Patience, patience: Patience, jobs: usize) -> anyhow::Result<PathBuf> {
     let hub = Hub::new(Settings::from_env()?, patience, jobs);
     let teller = Teller::default();
     let tell = |event: Event<'_>| teller.tell(event);
-    let listing = match hub.list(repo, &tell) {
+    let listing = match Hub::new(Settings::from_env()?, asking, jobs).list(repo, &tell) {
         Ok(listing) => listing,
         Err(error) => return without_the_hub(&hub, repo, error),
     };

@@ -11,7 +11,7 @@ use crate::models;
 pub fn run(args: &PullArgs) -> anyhow::Result<()> {
     let repo: Repo = args.repo.parse()?;
     let patience = Patience { retries: args.retries, ..Patience::default() };
-    let dir = models::pull(&repo, patience, args.jobs)?;
+    let dir = models::pull(&repo, patience, patience, args.jobs)?;
     writeln!(std::io::stdout().lock(), "{}", dir.display())?;
     Ok(())
 }
