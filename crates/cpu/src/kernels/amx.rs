@@ -261,36 +261,30 @@ unsafe fn multiply_rows<const N: usize>(
 /// [`HALF_TOKENS`].
 #[inline(always)]
 unsafe fn group_dots<const N: usize>(weights: *const u8, activations: *const i8, to: *mut i32) {
+    // The registers of a whole pass, or of half a one: see [`SHAPES`].
+    macro_rules! product {
+        ($sums:tt, $activations:tt) => {
+            asm!(
+                concat!("tilezero ", $sums),
+                concat!("tileloadd ", $activations, ", [{activations} + {row}]"),
+                "tileloadd tmm2, [{weights} + {row}]",
+                concat!("tdpbsud ", $sums, ", ", $activations, ", tmm2"),
+                concat!("tilestored [{to} + {row}], ", $sums),
+                activations = in(reg) activations,
+                weights = in(reg) weights,
+                to = in(reg) to,
+                row = in(reg) ROW_BYTES,
+                out($sums) _, out($activations) _, out("tmm2") _,
+                options(nostack, preserves_flags),
+            )
+        };
+    }
     // SAFETY: by contract.
     unsafe {
         if N == TOKENS {
-            asm!(
-                "tilezero tmm0",
-                "tileloadd tmm1, [{activations} + {row}]",
-                "tileloadd tmm2, [{weights} + {row}]",
-                "tdpbsud tmm0, tmm1, tmm2",
-                "tilestored [{to} + {row}], tmm0",
-                activations = in(reg) activations,
-                weights = in(reg) weights,
-                to = in(reg) to,
-                row = in(reg) ROW_BYTES,
-                out("tmm0") _, out("tmm1") _, out("tmm2") _,
-                options(nostack, preserves_flags),
-            );
+            product!("tmm0", "tmm1");
         } else {
-            asm!(
-                "tilezero tmm3",
-                "tileloadd tmm4, [{activations} + {row}]",
-                "tileloadd tmm2, [{weights} + {row}]",
-                "tdpbsud tmm3, tmm4, tmm2",
-                "tilestored [{to} + {row}], tmm3",
-                activations = in(reg) activations,
-                weights = in(reg) weights,
-                to = in(reg) to,
-                row = in(reg) ROW_BYTES,
-                out("tmm2") _, out("tmm3") _, out("tmm4") _,
-                options(nostack, preserves_flags),
-            );
+            product!("tmm3", "tmm4");
         }
     }
 }
