@@ -99,7 +99,7 @@ pub fn pull(repo: &Repo, asking: Patience, patience: Patience, jobs: usize) -> a
     let hub = Hub::new(Settings::from_env()?, patience, jobs);
     let teller = Teller::default();
     let tell = |event: Event<'_>| teller.tell(event);
-    let listing = match Hub::new(Settings::from_env()?, asking, jobs).list(repo, &tell) {
+    let listing = match hub.list(repo, asking, &tell) {
         Ok(listing) => listing,
         Err(error) => return without_the_hub(&hub, repo, error),
     };

@@ -74,7 +74,8 @@ pub fn read_rate(pool: &ThreadPool, isa: Isa, regions: &[&[u8]]) -> f64 {
 }
 
 /// Byte operations per second of the instruction set's dot product, all threads of `pool` together, operands
-/// in registers; `None` for [`Isa::Portable`], which has none.
+/// in registers; `None` for [`Isa::Portable`], which has none. Of [`Isa::Amx`] it is that of the vectors, so that figures
+/// compare: scaling, not the matrix product, is what bounds it.
 pub fn dot_rate(pool: &ThreadPool, isa: Isa) -> Option<f64> {
     assert!(isa.is_available(), "this machine has no {isa}");
     let (products, spin): (usize, unsafe fn()) = match isa {

@@ -107,15 +107,15 @@ impl Hub {
         Cache::new(&self.settings.cache, repo)
     }
 
-    /// Asks the hub for the files of `repo`.
+    /// Asks the hub for the files of `repo`, with a `patience` of its own.
     ///
     /// # Errors
     /// [`HubError`]: offline, no answer, no such repository, or one that may not be read.
-    pub fn list(&self, repo: &Repo, listener: Listener<'_>) -> Result<Listing, HubError> {
+    pub fn list(&self, repo: &Repo, patience: Patience, listener: Listener<'_>) -> Result<Listing, HubError> {
         if self.settings.offline {
             return Err(HubError::Offline { repo: repo.to_string() });
         }
-        let mut attempts = Attempts::new(self.patience);
+        let mut attempts = Attempts::new(patience);
         let stop = AtomicBool::new(false);
         loop {
             match self.client.list(repo) {

@@ -69,7 +69,7 @@ impl Place {
             Event::Fetched(_) => {}
             other => self.said.lock().unwrap().push(format!("{other:?}")),
         };
-        let listing = hub.list(&repo, &listen)?;
+        let listing = hub.list(&repo, self.patience, &listen)?;
         let dir = hub.fetch(&repo, &listing, &[CONFIG.to_owned(), WEIGHTS.to_owned()], &listen)?;
         hub.finish(&repo, &listing)?;
         Ok(dir)
@@ -215,7 +215,7 @@ fn what_is_not_there_is_named() {
     let fake = fake();
     let place = Place::new(&fake);
     let (hub, repo): (_, Repo) = (place.hub(), "someone/other@v2".parse().unwrap());
-    let error = hub.list(&repo, &|_| {}).unwrap_err();
+    let error = hub.list(&repo, place.patience, &|_| {}).unwrap_err();
     assert!(matches!(error, HubError::NotFound { .. }), "{error:?}");
     assert!(error.to_string().contains("someone/other@v2"), "{error}");
 }
