@@ -3,6 +3,7 @@
 pub mod bench;
 pub mod chat;
 pub mod completions;
+pub mod convert;
 pub mod doctor;
 pub mod eval;
 pub mod inspect;

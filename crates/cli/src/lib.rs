@@ -41,6 +41,7 @@ pub fn lily(args: Lily) -> ExitCode {
         Command::Serve(args) => commands::serve::run(&args),
         Command::Bench(args) => commands::bench::run(&args, started),
         Command::Pull(args) => commands::pull::run(&args),
+        Command::Convert(args) => commands::convert::run(&args),
         Command::Doctor(args) => commands::doctor::run(&args),
         Command::Inspect(args) => commands::inspect::run(&args),
         Command::Eval(args) => commands::eval::run(&args),

@@ -12,6 +12,7 @@ use golden::{Golden, all_logits, backend, relative_error, repository};
 use lily_cpu::{CpuBackend, Numerics};
 use lily_engine::backend::{Backend, DecodeStep, Input, Want};
 use lily_model::checkpoint::Checkpoint;
+use safetensors::Dtype;
 use serde_json::Value;
 
 /// `max|a - b| / max|b|` over the logits of one position.
@@ -50,7 +51,7 @@ fn f32_logits_on_the_unquantized_hugging_face_layout_are_those_of_transformers()
     let dir = tempfile::tempdir().unwrap();
     let config = std::fs::read(repository("demo/checkpoint/config.json")).unwrap();
     let four_bit = Checkpoint::demo().unwrap().weights().unwrap();
-    unquantized::write(&four_bit, serde_json::from_slice(&config).unwrap(), dir.path());
+    unquantized::write(&four_bit, serde_json::from_slice(&config).unwrap(), Dtype::F32, dir.path());
 
     let weights = Checkpoint::open(dir.path()).unwrap().weights().unwrap();
     let mut unquantized = backend(weights, Numerics::F32);

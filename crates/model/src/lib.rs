@@ -21,6 +21,7 @@
 //! | [`names`] | one spelling for tensor names |
 //! | [`load`] | tensors to weights, MLX's layout or Hugging Face's |
 //! | [`affine`] | what the quantized formats mean |
+//! | [`quantize`] | floats into them |
 //! | [`tokenizer`], [`detokenizer`] | text to token ids, and back as they stream in |
 //! | [`chat_template`] | a conversation to the text that the model reads |
 //! | [`generation_config`] | where answers end, recommended sampling |
@@ -28,6 +29,8 @@
 //! | [`inspect`] | everything that is in a directory, and everything that would be refused |
 //! | [`cost`] | bytes and operations that a token needs at the least |
 //! | [`demo`] | the checkpoint that the binary embeds |
+//! | [`layout`], [`shards`] | the 4-bit checkpoint that is written: its modules, its files |
+//! | [`convert`] | an unquantized checkpoint into a 4-bit one |
 //! | [`synth`] | random weights of any geometry, for measuring |
 //! | [`error`] | the crate's errors |
 
@@ -35,6 +38,7 @@ pub mod affine;
 pub mod chat_template;
 pub mod checkpoint;
 pub mod config;
+pub mod convert;
 pub mod cost;
 pub mod demo;
 pub mod detokenizer;
@@ -42,10 +46,13 @@ pub mod error;
 pub mod generation_config;
 pub mod geometry;
 pub mod inspect;
+pub mod layout;
 pub mod load;
 pub mod names;
 pub mod populate;
+pub mod quantize;
 pub mod safetensors;
+pub mod shards;
 pub mod source;
 pub mod synth;
 pub mod tokenizer;

@@ -32,6 +32,8 @@ pub struct LoadReport {
     pub skipped: Vec<(String, Skipped)>,
     /// Tensors that this architecture does not have; a checkpoint with some is probably not what it says.
     pub unknown: Vec<String>,
+    /// Whether norms are stored minus one, as Hugging Face's layout has them.
+    pub zero_centred: bool,
 }
 
 /// Finds and checks every tensor that `config` calls for. The report is complete also where the weights are
@@ -94,7 +96,8 @@ impl<'a> Loader<'a> {
     }
 
     fn finish(self) -> (LoadReport, Vec<Refusal>) {
-        let mut report = LoadReport { skipped: self.skipped, ..LoadReport::default() };
+        let zero_centred = self.layout == Layout::HuggingFace;
+        let mut report = LoadReport { skipped: self.skipped, zero_centred, ..LoadReport::default() };
         for (canonical, (name, tensor)) in &self.tensors {
             if self.used.contains(canonical) {
                 report.used_bytes += tensor.data.len() as u64;
@@ -321,7 +324,8 @@ fn dims(shape: &[usize]) -> (usize, usize, usize) {
     }
 }
 
-fn float_format(dtype: &Dtype) -> Format {
+/// How a matrix of these unquantized elements is read.
+pub(crate) fn float_format(dtype: &Dtype) -> Format {
     match dtype {
         Dtype::F16 => Format::F16,
         Dtype::F32 => Format::F32,

@@ -7,6 +7,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::sync::Arc;
 
 use serde::Deserialize;
 use serde::de::{Deserializer, IgnoredAny, MapAccess, Visitor};
@@ -54,7 +55,7 @@ impl Dtype {
     }
 
     /// Bytes of one element, where the type is one that the format has always had.
-    fn bytes(&self) -> Option<u64> {
+    pub(crate) fn bytes(&self) -> Option<u64> {
         match self {
             Dtype::Bf16 | Dtype::F16 => Some(2),
             Dtype::F32 | Dtype::U32 => Some(4),
@@ -90,6 +91,8 @@ pub struct Tensor {
     pub shape: Vec<usize>,
     /// Its bytes, in place, little-endian, row-major, not aligned.
     pub data: Blob,
+    /// The name of the file that holds it.
+    pub file: Arc<str>,
 }
 
 /// All tensors of a checkpoint by the names that its files give them.
@@ -115,7 +118,7 @@ impl Tensors {
                     ),
                 )
             })?;
-            tensors.add(&source.path(SINGLE_FILE), &file)?;
+            tensors.add(source, SINGLE_FILE, &file)?;
             return Ok(tensors);
         };
         let index_path = source.path(INDEX_FILE);
@@ -128,7 +131,7 @@ impl Tensors {
                     format!("it names the shard {shard}, and there is no such file beside it"),
                 )
             })?;
-            tensors.add(&source.path(shard), &file)?;
+            tensors.add(source, shard, &file)?;
         }
         if let Some((tensor, shard)) = weight_map.iter().find(|(name, _)| tensors.get(name).is_none()) {
             let problem = format!("it places tensor `{tensor}` in {shard}, which does not hold it");
@@ -147,9 +150,10 @@ impl Tensors {
         self.by_name.iter().map(|(name, tensor)| (name.as_str(), tensor))
     }
 
-    /// Adds the tensors of one file, `path` being what messages call it.
-    fn add(&mut self, path: &str, file: &Blob) -> Result<(), ModelError> {
-        let tensors = parse_file(file).map_err(|problem| ModelError::file(path, problem))?;
+    /// Adds the tensors of one file of `source`.
+    fn add(&mut self, source: &Source, name: &str, file: &Blob) -> Result<(), ModelError> {
+        let path = source.path(name);
+        let tensors = parse_file(name, file).map_err(|problem| ModelError::file(&path, problem))?;
         for (name, tensor) in tensors {
             if self.by_name.contains_key(&name) {
                 let problem =
@@ -177,8 +181,8 @@ fn parse_index(path: &str, bytes: &[u8]) -> Result<BTreeMap<String, String>, Mod
     Ok(index.weight_map)
 }
 
-/// The tensors of one file, or a sentence that says what is wrong with it.
-fn parse_file(file: &Blob) -> Result<Vec<(String, Tensor)>, String> {
+/// The tensors of the file `file_name`, or a sentence that says what is wrong with it.
+fn parse_file(file_name: &str, file: &Blob) -> Result<Vec<(String, Tensor)>, String> {
     let (length, rest) = file.split_first_chunk::<LENGTH_BYTES>().ok_or_else(|| {
         format!("it has {} bytes; a safetensors file begins with an {LENGTH_BYTES}-byte length", file.len())
     })?;
@@ -200,6 +204,7 @@ fn parse_file(file: &Blob) -> Result<Vec<(String, Tensor)>, String> {
     let mut tensors = Vec::with_capacity(header.0.len());
     let mut ranges = Vec::with_capacity(header.0.len());
     let mut names = BTreeSet::new();
+    let holder: Arc<str> = file_name.into();
     for (name, entry) in header.0 {
         let [start, end] = entry.data_offsets;
         if start > end || end > body as u64 {
@@ -217,7 +222,7 @@ fn parse_file(file: &Blob) -> Result<Vec<(String, Tensor)>, String> {
             return Err(format!("its header names tensor `{name}` twice"));
         }
         ranges.push((start, end, name.clone()));
-        tensors.push((name, Tensor { dtype, shape, data }));
+        tensors.push((name, Tensor { dtype, shape, data, file: holder.clone() }));
     }
     ranges.retain(|(start, end, _)| start < end);
     ranges.sort();

@@ -15,20 +15,21 @@ mod tensors;
 
 use std::fs::{self, File};
 use std::io::{self, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use crate::checkpoint::{CONFIG_FILE, GENERATION_FILE, TEMPLATE_FILE, TOKENIZER_CONFIG_FILE, TOKENIZER_FILE};
 use crate::config;
 use crate::demo;
 use crate::error::ModelError;
 use crate::geometry::{Geometry, LayerKind};
+use crate::layout::{self, Module};
 use crate::safetensors::{INDEX_FILE, SINGLE_FILE};
+use crate::shards::{self, pretty, temporary, write_error};
 use crate::source::Source;
-use crate::weights::GROUP_SIZE;
 use tensors::Spec;
 
 /// Bytes of tensors in a shard, unless a single one has more: what `mlx-lm` writes.
@@ -82,18 +83,21 @@ pub fn write_sharded(
     fs::create_dir_all(dir).map_err(|e| write_error(dir, e))?;
     refuse_occupied(dir)?;
 
-    let shards = shards(tensors::list(geometry, seed), shard_bytes);
-    let bytes = shards.iter().flatten().map(Spec::bytes).sum();
-    let free = fs4::available_space(dir).map_err(|e| write_error(dir, e))?;
-    if free < bytes {
-        return Err(ModelError::DiskFull { dir: dir.display().to_string(), needed: bytes, free });
-    }
+    let modules = layout::modules(geometry);
+    let specs = tensors::list(geometry, &modules, seed);
+    let bytes = specs.iter().map(|spec| spec.tensor.bytes()).sum();
+    shards::require_room(dir, bytes, 0)?;
 
-    let mut files: Vec<String> = (1..=shards.len()).map(|i| shard_name(i, shards.len())).collect();
-    let small = [(INDEX_FILE, pretty(&index(&shards, &files, bytes)))]
+    let shards = shards::cut(specs, |spec| spec.tensor.bytes(), shard_bytes);
+    let mut files = shards::names(shards.len());
+    let entries = shards
+        .iter()
+        .zip(&files)
+        .flat_map(|(shard, file)| shard.iter().map(|spec| (spec.tensor.name.as_str(), file.as_str())));
+    let small = [(INDEX_FILE, shards::index(entries, bytes))]
         .into_iter()
         .chain(text)
-        .chain([(CONFIG_FILE, pretty(&config_json(geometry)))]);
+        .chain([(CONFIG_FILE, pretty(&config_json(geometry, &modules)))]);
     let result = write_shards(dir, &shards, &files, bytes, progress).and_then(|()| {
         for (name, contents) in small {
             let path = temporary(dir, name);
@@ -132,36 +136,6 @@ fn refuse_occupied(dir: &Path) -> Result<(), ModelError> {
         )),
         None => Ok(()),
     }
-}
-
-/// Tensors in order, cut where a shard would grow beyond `limit` bytes.
-fn shards(specs: Vec<Spec>, limit: u64) -> Vec<Vec<Spec>> {
-    let mut shards: Vec<Vec<Spec>> = vec![Vec::new()];
-    let mut size = 0;
-    for spec in specs {
-        let bytes = spec.bytes();
-        let last = shards.len() - 1;
-        if size + bytes > limit && !shards[last].is_empty() {
-            shards.push(vec![spec]);
-            size = bytes;
-        } else {
-            shards[last].push(spec);
-            size += bytes;
-        }
-    }
-    shards
-}
-
-fn shard_name(number: usize, of: usize) -> String {
-    if of == 1 { SINGLE_FILE.to_owned() } else { format!("model-{number:05}-of-{of:05}.safetensors") }
-}
-
-fn temporary(dir: &Path, name: &str) -> PathBuf {
-    dir.join(format!("{name}.partial"))
-}
-
-fn write_error(path: &Path, reason: io::Error) -> ModelError {
-    ModelError::Write { file: path.display().to_string(), reason }
 }
 
 fn write_shards(
@@ -203,29 +177,14 @@ fn write_shards(
 
 /// Writes one safetensors file. `advance` hears of bytes written and says whether to go on.
 fn write_shard(path: &Path, specs: &[Spec], advance: &dyn Fn(u64) -> bool) -> io::Result<()> {
-    let mut header = Map::new();
-    header.insert("__metadata__".into(), json!({"format": "mlx"}));
-    let mut offset = 0;
-    for spec in specs {
-        let end = offset + spec.bytes();
-        let entry =
-            json!({"dtype": spec.dtype.to_string(), "shape": spec.shape, "data_offsets": [offset, end]});
-        header.insert(spec.name.clone(), entry);
-        offset = end;
-    }
-    let mut header = Value::Object(header).to_string();
-    // Spaces at the end, so that the elements begin at a multiple of eight bytes.
-    let padded = header.len().next_multiple_of(size_of::<u64>());
-    header.extend(std::iter::repeat_n(' ', padded - header.len()));
-
     let mut file = File::create(path)?;
-    file.write_all(&(header.len() as u64).to_le_bytes())?;
-    file.write_all(header.as_bytes())?;
+    file.write_all(&shards::header(specs.iter().map(|spec| &spec.tensor)))?;
     let mut buffer = vec![0; CHUNK];
     for spec in specs {
         let mut start = 0;
-        while start < spec.bytes() {
-            let length = (spec.bytes() - start).min(CHUNK as u64) as usize;
+        let bytes = spec.tensor.bytes();
+        while start < bytes {
+            let length = (bytes - start).min(CHUNK as u64) as usize;
             spec.fill.bytes(start, &mut buffer[..length]);
             file.write_all(&buffer[..length])?;
             start += length as u64;
@@ -237,18 +196,8 @@ fn write_shard(path: &Path, specs: &[Spec], advance: &dyn Fn(u64) -> bool) -> io
     Ok(())
 }
 
-fn index(shards: &[Vec<Spec>], names: &[String], bytes: u64) -> Value {
-    let entries = shards.iter().zip(names).flat_map(|(shard, name)| shard.iter().map(move |s| (s, name)));
-    let map: Map<String, Value> = entries.map(|(spec, name)| (spec.name.clone(), json!(name))).collect();
-    json!({"metadata": {"total_size": bytes}, "weight_map": map})
-}
-
-fn pretty(value: &Value) -> Vec<u8> {
-    format!("{value:#}\n").into_bytes()
-}
-
-/// The `config.json` of `geometry`, quantized as [`tensors::list`] does it.
-fn config_json(g: &Geometry) -> Value {
+/// The `config.json` of `geometry`, quantized as `modules` say.
+fn config_json(g: &Geometry, modules: &[Module]) -> Value {
     let (a, d, m) = (&g.attention, &g.delta, &g.moe);
     let layer_types: Vec<&str> = g
         .layers
@@ -258,13 +207,7 @@ fn config_json(g: &Geometry) -> Value {
             LayerKind::Attention => "full_attention",
         })
         .collect();
-    let mut quantization = Map::new();
-    quantization.insert("group_size".into(), json!(GROUP_SIZE));
-    quantization.insert("bits".into(), json!(4));
-    quantization.insert("mode".into(), json!("affine"));
-    for module in tensors::eight_bit_modules(g) {
-        quantization.insert(module, json!({"group_size": GROUP_SIZE, "bits": 8}));
-    }
+    let quantization = layout::quantization(modules);
     json!({
         "architectures": ["Qwen3_5MoeForConditionalGeneration"],
         "model_type": "qwen3_5_moe",

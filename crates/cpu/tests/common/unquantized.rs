@@ -1,24 +1,25 @@
 //! The unquantized checkpoint that the 4-bit demo means, written in Hugging Face's layout.
 //!
-//! What `oracle/dequantize.py` does for `transformers`, here for Lily's own loader: f32 projections under
-//! Hugging Face's names, gate and up of the experts fused, norms minus one, taps as `[channels, 1, width]`.
+//! What `oracle/dequantize.py` does for `transformers`, here for Lily's own loader and its converter: f32 or bf16
+//! projections under Hugging Face's names, gate and up of the experts fused, norms minus one, taps as `[channels, 1, width]`.
 
 use std::path::Path;
 
+use half::bf16;
 use lily_model::affine::dequantize_row;
 use lily_model::weights::{Matrix, Mixer, Weights};
 use safetensors::Dtype;
 use safetensors::tensor::TensorView;
 use serde_json::Value;
 
-/// Writes `weights` to `dir` with the sizes of `config`, the checkpoint's `config.json`.
-pub fn write(weights: &Weights, mut config: Value, dir: &Path) {
+/// Writes `weights` to `dir` as `dtype`, F32 or BF16, with the sizes of `config`, the checkpoint's `config.json`.
+pub fn write(weights: &Weights, mut config: Value, dtype: Dtype, dir: &Path) {
     let fields = config.as_object_mut().expect("config.json is an object");
     fields.remove("quantization");
     fields.remove("quantization_config");
     std::fs::write(dir.join("config.json"), config.to_string()).unwrap();
 
-    let mut writer = Writer::default();
+    let mut writer = Writer { dtype, tensors: Vec::new() };
     writer.matrix("model.language_model.embed_tokens.weight", &weights.embed_tokens);
     writer.zero_centred("model.language_model.norm", &weights.norm);
     if !weights.geometry.tied_head {
@@ -67,14 +68,18 @@ pub fn write(weights: &Weights, mut config: Value, dir: &Path) {
     writer.finish(&dir.join("model.safetensors"));
 }
 
-#[derive(Default)]
 struct Writer {
+    dtype: Dtype,
     tensors: Vec<(String, Vec<usize>, Vec<u8>)>,
 }
 
 impl Writer {
     fn floats(&mut self, name: String, shape: &[usize], values: impl Iterator<Item = f32>) {
-        self.tensors.push((name, shape.to_vec(), values.flat_map(f32::to_le_bytes).collect()));
+        let bytes = match self.dtype {
+            Dtype::BF16 => values.flat_map(|w| bf16::from_f32(w).to_le_bytes()).collect(),
+            _ => values.flat_map(f32::to_le_bytes).collect(),
+        };
+        self.tensors.push((name, shape.to_vec(), bytes));
     }
 
     fn zero_centred(&mut self, module: &str, norm: &[f32]) {
@@ -95,7 +100,7 @@ impl Writer {
 
     fn finish(self, path: &Path) {
         let views = self.tensors.iter().map(|(name, shape, bytes)| {
-            (name, TensorView::new(Dtype::F32, shape.clone(), bytes).expect("bytes for the shape"))
+            (name, TensorView::new(self.dtype, shape.clone(), bytes).expect("bytes for the shape"))
         });
         safetensors::serialize_to_file(views, None, path).unwrap();
     }

@@ -2,6 +2,7 @@
 
 mod affine;
 mod config;
+mod convert;
 mod demo;
 mod files;
 mod hostile;
