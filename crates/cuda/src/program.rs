@@ -39,7 +39,7 @@ pub fn buckets() -> impl Iterator<Item = usize> {
 /// The plans of all buckets, each for short contexts and for any.
 pub fn plans(weights: &Weights, target: Target) -> Vec<(Shape, Plan)> {
     let contexts = [SHORT, weights.geometry.max_context.max(SHORT)];
-    let shapes = buckets().flat_map(|rows| contexts.map(|context| Shape { rows, context }));
+    let shapes = buckets().flat_map(|rows| contexts.map(|context| Shape { rows, context, sampled: false }));
     shapes.map(|shape| (shape, decode::record(weights, target, shape))).collect()
 }
 
@@ -48,7 +48,8 @@ pub const PROMPT_ROWS: [usize; 7] = [64, 128, 256, 512, 1024, 2048, 4096];
 
 /// The plans of prompts, the longer ones left out whose kernels would hand each other more than `room` bytes.
 pub fn prompt_plans(weights: &Weights, room: u64) -> Vec<(Shape, Plan)> {
-    let shapes = PROMPT_ROWS.map(|rows| Shape { rows, context: weights.geometry.max_context });
+    let shapes =
+        PROMPT_ROWS.map(|rows| Shape { rows, context: weights.geometry.max_context, sampled: false });
     let plans = shapes.into_iter().map(|shape| (shape, prefill::record(weights, shape)));
     plans.take_while(|(_, plan)| workspace_bytes([plan]) <= room).collect()
 }

@@ -239,7 +239,7 @@ mod tests {
     fn every_weight_buffer_of_the_plan_is_filled_to_its_last_byte() {
         let weights = Checkpoint::demo().unwrap().weights().unwrap();
         packing::check_formats(&weights).unwrap();
-        let plan = decode::record(&weights, Target::HOPPER, Shape { rows: 1, context: 64 });
+        let plan = decode::record(&weights, Target::HOPPER, Shape { rows: 1, context: 64, sampled: false });
         let contents = contents(&weights);
         for buffer in plan.buffers.iter().filter(|buffer| buffer.role == Role::Weights) {
             let content = &contents[&buffer.name];

@@ -166,8 +166,7 @@ impl Sampler {
 
     /// One token at random from what the filters leave; `best` is always among it.
     fn draw(&mut self, logits: &[f32], best: Candidate) -> u32 {
-        let inverse = 1.0 / f64::from(self.params.temperature);
-        let scale = Scale { max: f64::from(best.logit), inverse };
+        let scale = Scale::new(best.logit, self.params.temperature);
         let top_k = if self.params.top_k == 0 { logits.len() } else { self.params.top_k.min(logits.len()) };
         let top_p = f64::from(self.params.top_p);
         let coarse = Coarse::new(best.logit, self.params.temperature);
@@ -223,6 +222,12 @@ impl Sampler {
     }
 }
 
+/// The weight of a logit beside the largest one, at a temperature above 0: what a device that chooses tokens has to
+/// compute to the bit. 2^44 for the largest.
+pub fn weight(logit: f32, largest: f32, temperature: f32) -> u64 {
+    Scale::new(largest, temperature).weight(logit)
+}
+
 /// Turns a logit into its weight, [`ONE`] for the most probable token.
 #[derive(Clone, Copy)]
 struct Scale {
@@ -232,6 +237,10 @@ struct Scale {
 }
 
 impl Scale {
+    fn new(max: f32, temperature: f32) -> Scale {
+        Scale { max: f64::from(max), inverse: 1.0 / f64::from(temperature) }
+    }
+
     fn weigh(self, candidates: &[Candidate]) -> Vec<(u32, u64)> {
         candidates.iter().map(|c| (c.token, self.weight(c.logit))).collect()
     }

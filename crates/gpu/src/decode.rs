@@ -20,6 +20,7 @@ use lily_model::weights::{Format, LayerWeights, Matrix, Weights};
 use crate::layout::{KvLayout, PAGE_TOKENS, StateLayout};
 use crate::packing::{self, Group};
 use crate::plan::{BufferId, Mode, Plan, Recorder, Recording, Role};
+use crate::sampling;
 use crate::stage::Stage;
 use crate::target::{
     ASKED_AHEAD, CHUNK_INPUTS, CHUNK4_BYTES, CHUNK8_BYTES, Launch, TILE_ROWS, Target, WeightLayout,
@@ -47,6 +48,9 @@ pub struct Shape {
     /// The most positions that one has once the token is in its cache. Bytes depend on it, and how attention runs
     /// ahead, but no result.
     pub context: usize,
+    /// Whether kernels stand behind the others that choose tokens as requests ask ([`crate::sampling`]). On CUDA they are
+    /// launches of their own, and no plan has them.
+    pub sampled: bool,
 }
 
 /// Parts that the cache of a row is cut into which has `positions` of them, each of whole pages: a function of the
@@ -80,6 +84,7 @@ pub fn record(weights: &Weights, target: Target, shape: Shape) -> Plan {
         pass.experts(index, layer);
     }
     pass.head();
+    pass.sampling();
     pass.recorder.finish()
 }
 
@@ -414,6 +419,41 @@ impl<'a> Pass<'a> {
             .value(value)
             .launch(Launch::plain([rows, 1, 1], ROW_THREADS))
             .end();
+    }
+
+    /// Tokens as requests ask, where the device has no addresses.
+    fn sampling(&mut self) {
+        let (Some(to), Some(pools)) = (self.to.sampling, self.to.pools) else { return };
+        let Workspace { step, logits, tokens, .. } = self.to;
+        let rows = self.shape.rows as u32;
+        let parts = sampling::parts(self.geometry.vocab) as u32;
+        let words = u64::from(rows) * U32;
+        let [recipes, tables, all_notes] =
+            [to.recipes, to.tables, to.notes].map(|buffer| 0..self.recorder.bytes(buffer));
+        for (kernel, notes) in [
+            ("sample_largest", Mode::Write),
+            ("sample_weigh", Mode::Update),
+            ("sample_list", Mode::Update),
+            ("sample_choose", Mode::Read),
+        ] {
+            let chooses = kernel == "sample_choose";
+            let of_sequence = if chooses { Mode::Update } else { Mode::Read };
+            let grid = [if chooses { 1 } else { parts }, rows, 1];
+            self.recorder
+                .dispatch(kernel, Stage::Sample, None)
+                .reads(step)
+                .reads_some(to.row_recipes, words)
+                .bind(to.recipes, recipes.clone(), of_sequence, recipes.end)
+                .bind(to.tables, tables.clone(), of_sequence, tables.end)
+                .reads(logits)
+                .bind(to.notes, all_notes.clone(), notes, all_notes.end)
+                .when(chooses.then_some(pools.sampled), |recording, sampled| {
+                    recording.writes_some(sampled, words)
+                })
+                .when(chooses.then_some(tokens), |recording, tokens| recording.writes_some(tokens, words))
+                .launch(Launch::plain(grid, sampling::THREADS))
+                .end();
+        }
     }
 
     /// Memory that is an argument where it has no address.

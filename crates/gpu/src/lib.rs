@@ -36,6 +36,7 @@ pub mod plan;
 pub mod prefill;
 pub mod prompt;
 pub mod report;
+pub mod sampling;
 pub mod stage;
 pub mod step;
 pub mod target;

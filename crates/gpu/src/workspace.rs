@@ -5,6 +5,7 @@ use lily_model::geometry::{Geometry, LayerKind};
 use crate::decode::{MAX_ROWS, SPANS, Shape};
 use crate::layout::{KvLayout, PAGE_TOKENS, StateLayout};
 use crate::plan::{BufferId, Recorder, Role};
+use crate::sampling;
 use crate::step::StepLayout;
 use crate::target::{RECURRENCE_PARTS, TILE_ROWS, Target, WeightLayout};
 
@@ -62,6 +63,8 @@ pub(crate) struct Workspace {
     pub kv: BufferId,
     /// Where memory has numbers instead of addresses.
     pub pools: Option<Pools>,
+    /// What tokens are chosen with, where requests ask for more than the largest logit and memory has numbers.
+    pub sampling: Option<Sampling>,
 }
 
 /// What a device without addresses needs to find a sequence's memory ([`crate::step`]).
@@ -71,6 +74,19 @@ pub(crate) struct Pools {
     pub page_table: BufferId,
     /// u32: the tokens that were sampled last.
     pub sampled: BufferId,
+}
+
+/// See [`crate::sampling`].
+#[derive(Clone, Copy)]
+pub(crate) struct Sampling {
+    /// u32 of each row of the head: the number of its recipe, or that it has none.
+    pub row_recipes: BufferId,
+    /// Of each row: [`sampling::RECIPE_BYTES`].
+    pub recipes: BufferId,
+    /// Of each row: two tables, u32 `[vocab]`.
+    pub tables: BufferId,
+    /// Of each row: [`sampling::NOTES_BYTES`].
+    pub notes: BufferId,
 }
 
 impl Workspace {
@@ -94,6 +110,15 @@ impl Workspace {
             Pools {
                 page_table: recorder.buffer("page_table", Role::Step, rows * pages * U32),
                 sampled: recorder.buffer("sampled", Role::State, rows * U32),
+            }
+        });
+        let sampling = (!tiles && shape.sampled).then(|| {
+            let tables = 2 * sampling::table_bytes(geometry.vocab) as u64;
+            Sampling {
+                row_recipes: recorder.buffer("row_recipes", Role::Step, rows * U32),
+                recipes: recorder.buffer("recipes", Role::State, rows * sampling::RECIPE_BYTES as u64),
+                tables: recorder.buffer("tables", Role::State, rows * tables),
+                notes: recorder.buffer("notes", Role::Activations, rows * sampling::NOTES_BYTES as u64),
             }
         });
         let mut of = |name: String, width: usize, element: u64| {
@@ -135,6 +160,7 @@ impl Workspace {
                 rows * (attention_layers * kv.position_bytes() * shape.context) as u64,
             ),
             pools,
+            sampling,
         }
     }
 }

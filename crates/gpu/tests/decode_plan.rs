@@ -32,7 +32,7 @@ fn full_model() -> Weights {
 fn a_token_of_the_full_model_takes_at_most_330_kernels_in_260_dependent_stages() {
     let weights = full_model();
     for target in targets() {
-        let plan = decode::record(&weights, target, Shape { rows: 1, context: 256 });
+        let plan = decode::record(&weights, target, Shape { rows: 1, context: 256, sampled: false });
         let chain = plan.dependencies.longest_chain();
         let (kernels, stages) = (plan.dispatches.len(), chain.len());
         assert!(kernels <= MOST_KERNELS && stages <= MOST_STAGES, "{target}: {kernels}, {stages}");
@@ -41,12 +41,35 @@ fn a_token_of_the_full_model_takes_at_most_330_kernels_in_260_dependent_stages()
 }
 
 #[test]
+fn tokens_as_requests_ask_take_four_kernels_more_behind_the_others() {
+    let weights = full_model();
+    let shape = Shape { rows: 1, context: 256, sampled: false };
+    let [greedy, sampled] =
+        [false, true].map(|sampled| decode::record(&weights, Target::APPLE_MAX, Shape { sampled, ..shape }));
+    let count = greedy.dispatches.len();
+    let kernels: Vec<&str> = sampled.dispatches[count..].iter().map(|dispatch| dispatch.kernel).collect();
+    assert_eq!(kernels, ["sample_largest", "sample_weigh", "sample_list", "sample_choose"]);
+    let same = greedy.dispatches.iter().zip(&sampled.dispatches);
+    assert!(same.into_iter().all(|(a, b)| (a.kernel, a.grid, a.threads) == (b.kernel, b.grid, b.threads)));
+    // The greedy token is chosen beside them.
+    let longer = sampled.dependencies.longest_chain().len() - greedy.dependencies.longest_chain().len();
+    assert_eq!(longer, 3);
+    assert!(
+        sampled.dispatches.len() <= MOST_KERNELS && sampled.dependencies.longest_chain().len() <= MOST_STAGES
+    );
+    // CUDA launches them by itself.
+    let [greedy, sampled] =
+        [false, true].map(|sampled| decode::record(&weights, Target::HOPPER, Shape { sampled, ..shape }));
+    assert_eq!(greedy.dispatches.len(), sampled.dispatches.len());
+}
+
+#[test]
 fn its_bytes_are_those_that_the_model_asks_for() {
     let weights = full_model();
     let cost = Cost::of(&weights);
     for target in targets() {
         for (rows, context) in [(1, 256), (1, 4096), (1, 131_072), (8, 1024), (32, 1024)] {
-            let plan = decode::record(&weights, target, Shape { rows, context });
+            let plan = decode::record(&weights, target, Shape { rows, context, sampled: false });
             let moved = plan.traffic(None, None).total() as f64;
             let floor = cost.batch_bytes(rows, context, KV_ELEMENT_BYTES) as f64;
             let over = moved / floor - 1.0;
@@ -59,7 +82,7 @@ fn its_bytes_are_those_that_the_model_asks_for() {
 #[test]
 fn all_weights_state_and_cache_are_used_once_and_nothing_else_is_large() {
     let weights = full_model();
-    let plan = decode::record(&weights, Target::HOPPER, Shape { rows: 1, context: 4096 });
+    let plan = decode::record(&weights, Target::HOPPER, Shape { rows: 1, context: 4096, sampled: false });
     let (state, kv) = (plan.traffic(None, Some(Role::State)), plan.traffic(None, Some(Role::Kv)));
     let buffer = |role| plan.buffers.iter().filter(|b| b.role == role).map(|b| b.bytes).sum::<u64>();
     assert_eq!((state.read, state.written), (buffer(Role::State), buffer(Role::State)));
@@ -73,7 +96,7 @@ fn a_stage_waits_for_what_it_reads_and_for_nothing_twice() {
     let weights = Weights::outline(Checkpoint::demo().unwrap().geometry());
     for target in targets() {
         for rows in [1, MAX_ROWS] {
-            let plan = decode::record(&weights, target, Shape { rows, context: 1000 });
+            let plan = decode::record(&weights, target, Shape { rows, context: 1000, sampled: false });
             let mut readers: BTreeMap<&str, usize> = BTreeMap::new();
             for (index, waits) in plan.dependencies.waits_for.iter().enumerate() {
                 assert!(

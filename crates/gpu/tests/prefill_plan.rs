@@ -10,7 +10,7 @@ use lily_model::geometry::Geometry;
 use lily_model::weights::Weights;
 
 fn plan(weights: &Weights, rows: usize) -> Plan {
-    prefill::record(weights, Shape { rows, context: weights.geometry.max_context })
+    prefill::record(weights, Shape { rows, context: weights.geometry.max_context, sampled: false })
 }
 
 fn weight_bytes(plan: &Plan) -> HashMap<&str, u64> {
@@ -21,8 +21,10 @@ fn weight_bytes(plan: &Plan) -> HashMap<&str, u64> {
 #[test]
 fn its_weights_are_those_of_decode_but_for_the_head() {
     let weights = Weights::outline(&Geometry::qwen3_6_35b_a3b());
-    let (prompt, step) =
-        (plan(&weights, 4096), decode::record(&weights, Target::HOPPER, Shape { rows: 1, context: 4096 }));
+    let (prompt, step) = (
+        plan(&weights, 4096),
+        decode::record(&weights, Target::HOPPER, Shape { rows: 1, context: 4096, sampled: false }),
+    );
     let (found, mut expected) = (weight_bytes(&prompt), weight_bytes(&step));
     assert!(expected.remove("head").is_some() && expected.remove("norm").is_some());
     assert_eq!(found, expected);

@@ -84,9 +84,9 @@ inline Best no_best() {
   best.logit = -INFINITY, best.index = VOCAB;
   return best;
 }
-// NaN is never better.
+// NaN is better than all: a row that has one has no token.
 inline Best better(Best best, float logit, uint index) {
-  if (logit > best.logit || (logit == best.logit && index < best.index)) best.logit = logit, best.index = index;
+  if (logit > best.logit || (logit == best.logit && index < best.index) || isnan(logit)) best.logit = logit, best.index = index;
   return best;
 }
 inline Best best_of_simd(Best best) {

@@ -8,6 +8,9 @@
 //! A prompt goes through the same kernels as decode, [`MAX_ROWS`] tokens a step. A row's numbers do not depend on
 //! what it shares a step with, so neither do they on how a prompt is cut.
 //!
+//! Where a sequence asks for more than the largest logit, the kernels that choose its token stand behind the others of
+//! the pass ([`crate::sampling`]): the next step begins with that token as with any.
+//!
 //! # When a pass fails
 //!
 //! A pass that is refused has changed nothing, and neither has the call. (A call that needed several passes
@@ -24,9 +27,11 @@ use lily_engine::backend::{
     StepOutput, Ticket, Want,
 };
 use lily_engine::meter::Meter;
-use lily_gpu::decode::MAX_ROWS;
+use lily_engine::sampler::SamplerState;
+use lily_gpu::decode::{MAX_ROWS, Shape};
 use lily_gpu::layout::PAGE_TOKENS;
 use lily_gpu::memory::Context;
+use lily_gpu::sampling::NONE;
 use lily_gpu::step::{self, LAST_SAMPLED, Segment, StepLayout};
 use lily_model::geometry::Geometry;
 use lily_model::weights::Weights;
@@ -36,6 +41,7 @@ use crate::error::{DeviceError, MetalError};
 use crate::memory_plan::MemoryPlan;
 use crate::program::{self, Programs, StepPlace};
 use crate::reach::Reach;
+use crate::sampling::{BROKEN, Recipe};
 use crate::sequence::{Frozen, Snapshot};
 use crate::slot::Slot;
 use crate::store::{Pools, Sizes, Store};
@@ -102,6 +108,8 @@ enum Soundness {
 struct Sequence {
     now: Frozen,
     soundness: Soundness,
+    /// How its tokens are chosen, where not the largest logits are.
+    recipe: Option<Recipe>,
 }
 
 /// A step that is under way.
@@ -242,6 +250,21 @@ impl<D: Device> MetalBackend<D> {
         }
     }
 
+    fn recipe(&self, id: SequenceId) -> Option<&Recipe> {
+        self.sequences.get(&id)?.recipe.as_ref()
+    }
+
+    /// The number of the recipe of each head row of a step: of a sequence's rows the last one's token is chosen as it asks.
+    fn recipes(&self, step: &Step<'_>) -> Vec<u32> {
+        let mut end = 0;
+        let mut ends = HashMap::new();
+        for (id, tokens) in step.parts {
+            end += tokens.len() as u32;
+            ends.extend(self.recipe(*id).map(|recipe| (end - 1, recipe.number())));
+        }
+        step.head_rows.iter().map(|row| ends.get(row).copied().unwrap_or(NONE)).collect()
+    }
+
     /// Takes over what came of the step in a slot, once it is done.
     fn harvest(&mut self, slot: usize) {
         let Some(busy) = self.busy[slot].take() else { return };
@@ -287,6 +310,7 @@ impl<D: Device> MetalBackend<D> {
         let number = self.passes + 1;
         let turn = number as usize % SLOTS;
         self.harvest(turn);
+        let recipes = self.recipes(step);
         let mut tables = Vec::new();
         let mut segments = Vec::with_capacity(step.parts.len());
         let mut reach = Reach::default();
@@ -305,31 +329,36 @@ impl<D: Device> MetalBackend<D> {
             if D::WATCHES {
                 reach.add(&self.store, now, tokens.len());
             }
+            if let Some(recipe) = self.recipe(id).filter(|_| D::WATCHES) {
+                reach.add_recipe(&self.store, recipe);
+            }
         }
         let logits =
             if step.logits { step.head_rows.len() * self.geometry.vocab * size_of::<f32>() } else { 0 };
         self.slots[turn].make_room(&self.device, logits)?;
         let mut block = [0; StepLayout::BYTES];
         step::write(&mut block, &segments, step.head_rows);
-        self.slots[turn].write(&block, &tables);
+        self.slots[turn].write(&block, &tables, &recipes);
 
         let rows = segments.iter().map(|segment| segment.tokens.len()).sum();
         let end = |segment: &Segment<'_>| segment.position as usize + segment.tokens.len();
         let context = segments.iter().map(end).max().unwrap_or(0);
+        let sampled = recipes.iter().any(|&number| number != NONE);
+        let shape = Shape { rows, context, sampled };
         let pools = self.store.pools();
         let kept = match (step.logits, self.programs.workspace("logits")) {
             (true, Some(from)) => self.slots[turn].keep_logits(&(from.clone(), 0), logits),
             _ => None,
         };
         let stages = match self.times {
-            Some(_) => self.programs.plan(rows, context).dispatches.iter().map(|d| d.stage).collect(),
+            Some(_) => self.programs.plan(shape).dispatches.iter().map(|d| d.stage).collect(),
             None => Vec::new(),
         };
         let place = StepPlace { number: turn, slot: &self.slots[turn], store: &self.store, reach: &reach };
         let pass = Pass {
             label: &format!("pass {number}: {rows} rows, context {context}"),
             before: self.store.pending(),
-            dispatches: self.programs.dispatches(rows, context, &place)?,
+            dispatches: self.programs.dispatches(shape, &place)?,
             after: kept.as_slice(),
         };
         let completion = match &mut self.times {
@@ -517,12 +546,22 @@ impl<D: Device> Backend for MetalBackend<D> {
         };
         now.written_by = self.passes + 1;
         let id = SequenceId(self.next_id());
-        self.sequences.insert(id, Sequence { now, soundness: Soundness::Sound });
+        self.sequences.insert(id, Sequence { now, soundness: Soundness::Sound, recipe: None });
         Ok(id)
     }
 
     fn length(&self, sequence: SequenceId) -> Result<usize, BackendError> {
         self.sequences.get(&sequence).map(|s| s.now.length).ok_or_else(|| unknown_sequence(sequence))
+    }
+
+    fn sample_on_device(&mut self, sequence: SequenceId, state: &SamplerState) -> Result<bool, BackendError> {
+        let open = self.sequences.get_mut(&sequence).ok_or_else(|| unknown_sequence(sequence))?;
+        match self.store.recipe(state) {
+            Ok(recipe) => open.recipe = Some(recipe),
+            Err(BackendError::OutOfMemory { .. }) => return Ok(false),
+            Err(error) => return Err(error),
+        }
+        Ok(true)
     }
 
     fn extend(&mut self, sequence: SequenceId, tokens: &[u32], want: Want) -> Result<Ticket, BackendError> {
@@ -609,6 +648,10 @@ impl<D: Device> Backend for MetalBackend<D> {
         let vocab = self.geometry.vocab;
         let output = |Expected { sequence, row, all_logits }: Expected| {
             let token = row.and_then(|row| done[row.step].tokens.get(row.index).copied());
+            if token == Some(BROKEN) {
+                let what = "a logit is not a number, or none is left to choose from; the weights or the device are broken";
+                return Err(BackendError::Device(what.to_owned()));
+            }
             let logits = match row {
                 Some(row) if row.logits => {
                     done[row.step].logits[row.index * vocab..(row.index + 1) * vocab].to_vec()
@@ -616,9 +659,9 @@ impl<D: Device> Backend for MetalBackend<D> {
                 _ if all_logits => done.iter().flat_map(|done| &done.logits).copied().collect(),
                 _ => Vec::new(),
             };
-            StepOutput { sequence, token, logits }
+            Ok(StepOutput { sequence, token, logits })
         };
-        Ok(outputs.into_iter().map(output).collect())
+        outputs.into_iter().map(output).collect()
     }
 
     fn snapshot(&mut self, sequence: SequenceId) -> Result<SnapshotId, BackendError> {

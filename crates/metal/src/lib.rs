@@ -9,7 +9,7 @@
 //! # What flows in and out
 //!
 //! In go the mapped [`Weights`](lily_model::weights::Weights), which stay where they are, and token ids. Out come
-//! greedy tokens and, where asked for, logits. [`MetalBackend`] implements the engine's
+//! the next tokens, the largest logits or as requests ask, and, where asked for, logits. [`MetalBackend`] implements the engine's
 //! [`Backend`](lily_engine::backend::Backend) on any [`Device`].
 //!
 //! # How a step runs
@@ -34,6 +34,7 @@ pub mod pool;
 pub mod profile;
 pub mod program;
 pub mod reach;
+pub mod sampling;
 pub mod sequence;
 pub mod slot;
 pub mod sources;

@@ -25,12 +25,15 @@ const BUCKETS: [usize; 5] = [1, 4, 8, 16, MAX_ROWS];
 /// The longest context of which each part is a single page: what the short layout of attention is for.
 pub const SHORT: usize = SPANS * PAGE_TOKENS;
 
-/// The plans of all buckets: for contexts of at most `short` tokens, and for any.
+/// The plans of all buckets: for contexts of at most `short` tokens, and for any; for greedy tokens, and for tokens as
+/// requests ask.
 pub fn plans(weights: &Weights, info: &DeviceInfo, short: usize) -> Vec<(Shape, Plan)> {
     let target = Target::Metal { cores: info.cores };
     // A plan for more than `SHORT` tokens has the long layout.
     let contexts = [short.clamp(1, SHORT), weights.geometry.max_context.max(SHORT + 1)];
-    let shapes = BUCKETS.into_iter().flat_map(|rows| contexts.map(|context| Shape { rows, context }));
+    let shapes = [false, true].into_iter().flat_map(|sampled| {
+        BUCKETS.into_iter().flat_map(move |rows| contexts.map(|context| Shape { rows, context, sampled }))
+    });
     shapes.map(|shape| (shape, decode::record(weights, target, shape))).collect()
 }
 
@@ -113,13 +116,15 @@ impl<D: Device> Programs<D> {
         self.workspace.get(name)
     }
 
-    /// The plan for a step of `rows` rows, at most [`MAX_ROWS`], whose longest context is `context` after it.
-    pub fn plan(&self, rows: usize, context: usize) -> &Plan {
-        &self.plans[self.index(rows, context)].1
+    /// The plan for a step of at most [`MAX_ROWS`] rows, whose longest context is [`Shape::context`] after it.
+    pub fn plan(&self, step: Shape) -> &Plan {
+        &self.plans[self.index(step)].1
     }
 
-    fn index(&self, rows: usize, context: usize) -> usize {
-        let fits = |(shape, _): &(Shape, Plan)| rows <= shape.rows && context <= shape.context;
+    fn index(&self, step: Shape) -> usize {
+        let fits = |(shape, _): &(Shape, Plan)| {
+            step.rows <= shape.rows && step.context <= shape.context && step.sampled == shape.sampled
+        };
         self.plans.iter().position(fits).unwrap_or(self.plans.len() - 1)
     }
 
@@ -129,8 +134,7 @@ impl<D: Device> Programs<D> {
     /// A plan that names what nobody has.
     pub fn dispatches(
         &mut self,
-        rows: usize,
-        context: usize,
+        step: Shape,
         place: &StepPlace<'_, D>,
     ) -> Result<&[Dispatch<D>], DeviceError> {
         let pools = place.store.pools();
@@ -138,7 +142,7 @@ impl<D: Device> Programs<D> {
             self.recorded.clear();
             self.pools = Some(pools.clone());
         }
-        let key = (self.index(rows, context), place.number);
+        let key = (self.index(step), place.number);
         let recorded = match self.recorded.remove(&key) {
             Some(recorded) => recorded,
             None => self.record(&self.plans[key.0].1, place.slot, &pools)?,
@@ -169,6 +173,8 @@ impl<D: Device> Programs<D> {
                 (Role::Weights, _) => self.weights.place(name),
                 (Role::Kv, _) => Some((&pools.pages, 0)),
                 (Role::State, "sampled") => Some((&pools.tokens, 0)),
+                (Role::State, "recipes") => Some((&pools.recipes, 0)),
+                (Role::State, "tables") => Some((&pools.tables, 0)),
                 (Role::State, _) => Some((&pools.states, 0)),
                 (Role::Step, _) => slot.place(name),
                 (Role::Activations, _) => slot.place(name).or_else(|| Some((self.workspace.get(name)?, 0))),

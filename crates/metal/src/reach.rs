@@ -1,4 +1,4 @@
-//! What a step touches of the pools: the states of its sequences and their pages.
+//! What a step touches of the pools: the states of its sequences, their pages, and how their tokens are chosen.
 //!
 //! A plan says which layer a kernel works on; where that lies, the step says. [`Reach`] has the step's units, and a
 //! [`PoolAccess`] is one of the plan's accesses, so that together they are byte ranges: declared for a device that watches
@@ -8,9 +8,11 @@ use std::ops::Range;
 
 use lily_gpu::layout::PAGE_TOKENS;
 use lily_gpu::plan::{Access, Buffer as PlanBuffer, Mode, Role};
+use lily_gpu::sampling::RECIPE_BYTES;
 use lily_model::geometry::{Geometry, LayerKind};
 
 use crate::device::{Device, Touch};
+use crate::sampling::Recipe;
 use crate::sequence::Frozen;
 use crate::store::{Pools, Store};
 
@@ -21,6 +23,9 @@ pub struct Reach {
     states: Vec<usize>,
     /// Of each sampled token.
     tokens: Vec<usize>,
+    /// Of each recipe, and of each of their tables.
+    recipes: Vec<usize>,
+    tables: Vec<usize>,
     /// Of each page that has positions.
     read: Vec<usize>,
     /// Of each page that gets positions.
@@ -36,6 +41,12 @@ impl Reach {
         self.tokens.push(store.token_at(sequence.state()));
         self.written.extend(&pages[from..]);
         self.read.extend(pages);
+    }
+
+    /// Adds how the tokens of a sequence are chosen.
+    pub fn add_recipe<D: Device>(&mut self, store: &Store<D>, recipe: &Recipe) {
+        self.recipes.push(store.recipes().recipe_at(recipe));
+        self.tables.extend(store.recipes().tables_at(recipe));
     }
 }
 
@@ -54,6 +65,8 @@ enum Pool {
     Tails,
     Pages,
     Tokens,
+    Recipes,
+    Tables,
 }
 
 impl PoolAccess {
@@ -63,7 +76,14 @@ impl PoolAccess {
             (Role::Kv, _) => (Pool::Pages, LayerKind::Attention),
             (Role::State, "recurrent") => (Pool::Recurrent, LayerKind::Delta),
             (Role::State, "tails") => (Pool::Tails, LayerKind::Delta),
-            (Role::State, _) => return Some(PoolAccess { pool: Pool::Tokens, layer: 0, mode: access.mode }),
+            (Role::State, name) => {
+                let pool = match name {
+                    "recipes" => Pool::Recipes,
+                    "tables" => Pool::Tables,
+                    _ => Pool::Tokens,
+                };
+                return Some(PoolAccess { pool, layer: 0, mode: access.mode });
+            }
             _ => return None,
         };
         // The plan has layer after layer, all of one size.
@@ -85,6 +105,8 @@ impl PoolAccess {
             Pool::Recurrent => (&pools.states, &reach.states, part(0, self.layer, state.recurrent_bytes())),
             Pool::Tails => (&pools.states, &reach.states, part(tails_at, self.layer, state.tail_bytes())),
             Pool::Tokens => (&pools.tokens, &reach.tokens, 0..size_of::<u32>()),
+            Pool::Recipes => (&pools.recipes, &reach.recipes, 0..RECIPE_BYTES),
+            Pool::Tables => (&pools.tables, &reach.tables, 0..store.recipes().table_bytes()),
             Pool::Pages => {
                 let pages = if self.mode.writes() { &reach.written } else { &reach.read };
                 (&pools.pages, pages, part(0, self.layer, store.kv.layer_bytes()))

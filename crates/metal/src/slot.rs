@@ -11,10 +11,12 @@ use crate::error::DeviceError;
 const ALIGNMENT: usize = 256;
 /// Where the sampled tokens are, a u32 each.
 const TOKENS_AT: usize = StepLayout::BYTES.next_multiple_of(ALIGNMENT);
+/// Where the numbers of the head rows' recipes are, a u32 each.
+const RECIPES_AT: usize = TOKENS_AT + (MAX_ROWS * size_of::<u32>()).next_multiple_of(ALIGNMENT);
 /// Where the table of pages is, a u32 each.
-const TABLE_AT: usize = TOKENS_AT + (MAX_ROWS * size_of::<u32>()).next_multiple_of(ALIGNMENT);
+const TABLE_AT: usize = RECIPES_AT + (MAX_ROWS * size_of::<u32>()).next_multiple_of(ALIGNMENT);
 
-/// The step block, the sampled tokens, the numbers of the pages, and logits where they are wanted.
+/// The step block, the sampled tokens, the numbers of recipes and pages, and logits where they are wanted.
 #[derive(Debug)]
 pub struct Slot<D: Device> {
     shared: D::Buffer,
@@ -38,17 +40,21 @@ impl<D: Device> Slot<D> {
         let offset = match name {
             "step" => 0,
             "tokens" => TOKENS_AT,
+            "row_recipes" => RECIPES_AT,
             "page_table" => TABLE_AT,
             _ => return None,
         };
         Some((&self.shared, offset))
     }
 
-    /// Writes a step down: its block, and the numbers of the pages of its sequences, table after table.
-    pub fn write(&self, block: &[u8], tables: &[u32]) {
+    /// Writes a step down: its block, the numbers of the pages of its sequences, table after table, and those of the
+    /// recipes of its head rows.
+    pub fn write(&self, block: &[u8], tables: &[u32], recipes: &[u32]) {
         self.shared.write(0, block);
-        let bytes: Vec<u8> = tables.iter().flat_map(|page| page.to_le_bytes()).collect();
-        self.shared.write(TABLE_AT, &bytes);
+        for (at, numbers) in [(TABLE_AT, tables), (RECIPES_AT, recipes)] {
+            let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
+            self.shared.write(at, &bytes);
+        }
     }
 
     /// Makes room for `bytes` of logits.

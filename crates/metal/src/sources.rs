@@ -19,10 +19,11 @@ const SIMD: usize = 32;
 const MOST_INPUTS: usize = 4096;
 
 /// What the kernels include.
-const HEADERS: [(&str, &str); 4] = [
+const HEADERS: [(&str, &str); 5] = [
     ("attention.h", include_str!("../kernels/attention.h")),
     ("choice.h", include_str!("../kernels/choice.h")),
     ("common.h", include_str!("../kernels/common.h")),
+    ("float64.h", include_str!("../kernels/float64.h")),
     ("product.h", include_str!("../kernels/product.h")),
 ];
 

@@ -1,4 +1,4 @@
-//! Memory of sequences: pages of keys and values, recurrent states, sampled tokens.
+//! Memory of sequences: pages of keys and values, recurrent states, sampled tokens, and how tokens are chosen.
 //!
 //! What has to be done to it before a kernel may look (zeros, copies) is only noted here, in order, and goes to
 //! the GPU at the beginning of the next pass.
@@ -7,12 +7,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use lily_engine::backend::BackendError;
 use lily_engine::meter::{Charge, Meter};
+use lily_engine::sampler::SamplerState;
 use lily_gpu::layout::{KvLayout, StateLayout};
 use lily_model::geometry::Geometry;
 
 use crate::device::{Device, Transfer};
 use crate::error::DeviceError;
 use crate::pool::{Pool, Unit};
+use crate::sampling::{Recipe, Recipes};
 
 const A_PAGE: &str = "a page of the KV cache";
 const A_STATE: &str = "the recurrent state of a sequence";
@@ -38,6 +40,7 @@ pub struct Store<D: Device> {
     states: Pool<D>,
     /// A u32 for each state.
     tokens: Pool<D>,
+    recipes: Recipes<D>,
     /// What the next pass begins with.
     pending: Vec<Transfer<D::Buffer>>,
 }
@@ -51,6 +54,10 @@ pub struct Pools<B> {
     pub states: B,
     /// Sampled tokens.
     pub tokens: B,
+    /// Recipes.
+    pub recipes: B,
+    /// Tables of recipes.
+    pub tables: B,
 }
 
 /// Keys and values of [`lily_gpu::layout::PAGE_TOKENS`] positions.
@@ -107,6 +114,7 @@ impl<D: Device> Store<D> {
             pages: Pool::new(device, A_PAGE, kv.page_bytes(), FIRST_PAGES, limit)?,
             states: Pool::new(device, A_STATE, state.bytes(), FIRST_STATES, limit)?,
             tokens: Pool::new(device, "sampled tokens", TOKEN, FIRST_STATES, limit)?,
+            recipes: Recipes::new(device, geometry.vocab, limit)?,
             pending: Vec::new(),
         })
     }
@@ -117,6 +125,8 @@ impl<D: Device> Store<D> {
             pages: self.pages.buffer().clone(),
             states: self.states.buffer().clone(),
             tokens: self.tokens.buffer().clone(),
+            recipes: self.recipes.recipes().clone(),
+            tables: self.recipes.tables().clone(),
         }
     }
 
@@ -185,6 +195,16 @@ impl<D: Device> Store<D> {
         let (from, to) = (self.tokens.offset(&state.token), self.tokens.offset(&copy.token));
         self.pending.push(within(self.tokens.buffer(), from, to, TOKEN));
         Ok(copy)
+    }
+
+    /// How a sequence's tokens are chosen.
+    pub fn recipe(&mut self, state: &SamplerState) -> Result<Recipe, BackendError> {
+        self.recipes.add(&self.device, &self.meter, state, &mut self.pending)
+    }
+
+    /// Recipes and their tables.
+    pub fn recipes(&self) -> &Recipes<D> {
+        &self.recipes
     }
 
     /// Where a page begins in the buffer of pages.

@@ -24,6 +24,16 @@ fn the_same_tokens_give_the_same_bits() {
 }
 
 #[test]
+fn chosen_tokens_are_the_hosts() {
+    conformance::chosen_tokens_are_the_hosts(&gpu(), 60);
+}
+
+#[test]
+fn what_is_no_number_is_no_token() {
+    conformance::what_is_no_number_is_no_token(&gpu());
+}
+
+#[test]
 fn a_timed_step_gives_what_a_step_gives() {
     conformance::a_timed_step_gives_what_a_step_gives(&gpu());
 }

@@ -39,6 +39,22 @@ fn the_same_tokens_give_the_same_bits_and_no_thread_does_what_it_must_not() {
 }
 
 #[test]
+fn chosen_tokens_are_the_hosts() {
+    conformance::chosen_tokens_are_the_hosts(&gpu(7, false), 6);
+}
+
+#[test]
+#[ignore = "a minute or more of computing; .ci/run runs it"]
+fn chosen_tokens_are_the_hosts_and_no_thread_does_what_it_must_not() {
+    conformance::chosen_tokens_are_the_hosts(&gpu(8, true), 1);
+}
+
+#[test]
+fn what_is_no_number_is_no_token() {
+    conformance::what_is_no_number_is_no_token(&gpu(9, false));
+}
+
+#[test]
 fn a_timed_step_gives_what_a_step_gives() {
     conformance::a_timed_step_gives_what_a_step_gives(&gpu(6, false));
 }

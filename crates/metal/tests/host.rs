@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use hollow::Hollow;
 use lily_engine::backend::{Backend, BackendError, DecodeStep, Input, SequenceId, Want};
+use lily_engine::sampler::{Sampler, SamplingParams};
 use lily_gpu::memory::Context;
 use lily_gpu::plan::Role;
 use lily_metal::device::{Buffer, Device};
@@ -182,6 +183,47 @@ fn two_steps_are_under_way_and_never_three() {
     let ticket = backend.decode(&[next(a), next(b)]).unwrap();
     backend.collect(ticket).unwrap();
     assert_eq!(device.passes() - passes, 1);
+}
+
+#[test]
+fn how_tokens_are_chosen_is_counted_and_copied_with_the_next_pass() {
+    let device = Hollow::new(8 * GIB, 2 * GIB);
+    let mut backend = open(&device, GIB);
+    let a = sequence(&mut backend, 1);
+    let (before, passes) = (backend.memory().used, device.passes());
+    let state = |params: SamplingParams| Sampler::new(params, &[]).state().unwrap();
+    let warm = SamplingParams { temperature: 1.0, ..SamplingParams::default() };
+    let penalized = SamplingParams { presence_penalty: 1.0, ..warm.clone() };
+    assert!(backend.sample_on_device(a, &state(penalized)).unwrap());
+    let table = 4 * backend.geometry().vocab as u64;
+    let recipe = backend.memory().used - before - table;
+    assert!((1..1024).contains(&recipe), "{recipe} bytes beside a table");
+    // What is said last holds.
+    assert!(backend.sample_on_device(a, &state(warm.clone())).unwrap());
+    assert_eq!((backend.memory().used, device.passes()), (before + recipe, passes));
+    let ticket = backend.decode(&[next(a)]).unwrap();
+    backend.collect(ticket).unwrap();
+    assert_eq!(device.passes(), passes + 1);
+    assert!(matches!(
+        backend.sample_on_device(SequenceId(999), &state(warm.clone())),
+        Err(BackendError::Unknown(_))
+    ));
+
+    // Where there is no memory for it the host chooses, and nothing has changed.
+    let before = backend.memory();
+    for well in [0, 1, 2] {
+        let biased = SamplingParams { logit_bias: vec![(1, 1.0)], ..warm.clone() };
+        // Three more tables and recipes than there is room for: the pools grow, then memory of its own is asked for.
+        let others: Vec<_> = (0..3).map(|_| backend.open(None).unwrap()).collect();
+        device.fail_allocation(well, no_memory());
+        let taken: Vec<bool> =
+            others.iter().map(|&id| backend.sample_on_device(id, &state(biased.clone())).unwrap()).collect();
+        assert_eq!(taken.iter().filter(|&&taken| !taken).count(), 1, "{taken:?}");
+        others.into_iter().for_each(|id| backend.close(id));
+        assert_eq!(backend.memory(), before);
+    }
+    backend.close(a);
+    assert_eq!(backend.memory().used, 0);
 }
 
 #[test]

@@ -38,7 +38,8 @@ pub fn run(args: &PlanArgs) -> anyhow::Result<()> {
         GpuKind::Cuda => Target::HOPPER,
         GpuKind::Metal => Target::APPLE_MAX,
     };
-    let plan = decode::record(&weights, target, Shape { rows: args.batch, context: args.context });
+    let plan =
+        decode::record(&weights, target, Shape { rows: args.batch, context: args.context, sampled: false });
     let floor = Cost::of(&weights).batch_bytes(args.batch, args.context, KV_ELEMENT_BYTES);
     if let Some(path) = &args.dot {
         std::fs::write(path, Dot(&plan).to_string()).with_context(|| {

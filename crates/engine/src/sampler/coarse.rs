@@ -127,7 +127,7 @@ mod tests {
                 .map(|_| (random.next() as f64 / (1u64 << 53) as f64 * 40.0 - 20.0) as f32)
                 .collect();
             let max = row::max(&logits);
-            let scale = super::super::Scale { max: f64::from(max), inverse: 1.0 / f64::from(temperature) };
+            let scale = super::super::Scale::new(max, temperature);
             let weights = || (0..).zip(logits.iter().map(|&logit| scale.weight(logit)));
             let coarse = Coarse::new(max, temperature).unwrap();
             for _ in 0..25 {

@@ -7,6 +7,8 @@ use std::collections::HashSet;
 
 use lily_cpu::{CpuBackend, CpuOptions, Numerics};
 use lily_engine::backend::{Backend, BackendError, DecodeStep, Input, SequenceId, StepOutput, Want};
+use lily_engine::sampler::{Sampler, SamplingParams};
+use lily_gpu::decode::Shape;
 use lily_gpu::layout::PAGE_TOKENS;
 use lily_gpu::memory::Context;
 use lily_gpu::stage::Stage;
@@ -217,6 +219,78 @@ pub fn the_same_tokens_give_the_same_bits<D: Device>(device: &D, lengths: [usize
     assert_eq!((in_batch[0].token, in_batch[1].token), (Some(alone[1]), Some(alone[2])));
 }
 
+/// Requests that ask for more than the largest logit: each filter, penalties, a bias, any temperature.
+fn requests() -> Vec<SamplingParams> {
+    let request = |seed, change: fn(&mut SamplingParams)| {
+        let mut params = SamplingParams { temperature: 1.0, seed: Some(seed), ..SamplingParams::default() };
+        change(&mut params);
+        params
+    };
+    vec![
+        request(1, |_| {}),
+        request(2, |p| (p.temperature, p.top_k, p.top_p) = (0.7, 20, 0.9)),
+        request(3, |p| (p.temperature, p.min_p) = (2.0, 0.05)),
+        request(4, |p| (p.temperature, p.top_p, p.repetition_penalty) = (1.5, 0.8, 1.3)),
+        request(5, |p| (p.temperature, p.frequency_penalty, p.logit_bias) = (0.0, 2.0, vec![(77, 30.0)])),
+    ]
+}
+
+/// The GPU chooses what the host's sampler chooses, in a batch with a greedy sequence and each step enqueued before the one before
+/// it is collected; and logits that are asked for beside a chosen token are the model's own.
+pub fn chosen_tokens_are_the_hosts<D: Device>(device: &D, count: usize) {
+    let mut backend = open(device);
+    let prompt = noise(4, 5);
+    let mut sequences = vec![prefill(&mut backend, &prompt, usize::MAX).unwrap().0];
+    let mut firsts = Vec::new();
+    for params in requests() {
+        let sequence = backend.open(None).unwrap();
+        let state = Sampler::new(params, &prompt).state().unwrap();
+        assert!(backend.sample_on_device(sequence, &state).unwrap());
+        let ticket = backend.extend(sequence, &prompt, Want::Token).unwrap();
+        firsts.extend(backend.collect(ticket).unwrap()[0].token);
+        sequences.push(sequence);
+    }
+    let rest = decode(&mut backend, &sequences, count).unwrap();
+    let steps: Vec<DecodeStep> = sequences.iter().map(|&sequence| next(sequence, Want::Logits)).collect();
+    let ticket = backend.decode(&steps).unwrap();
+    let last = backend.collect(ticket).unwrap();
+
+    for (index, params) in requests().into_iter().enumerate() {
+        let mut host = Sampler::new(params.clone(), &prompt);
+        let (sequence, mut output) = prefill(&mut backend, &prompt, usize::MAX).unwrap();
+        let mut expected = Vec::new();
+        for _ in 0..count + 1 {
+            let token = host.sample(&mut output.logits).unwrap().token;
+            expected.push(token);
+            let step = DecodeStep { sequence, input: Input::Token(token), want: Want::Logits };
+            let ticket = backend.decode(&[step]).unwrap();
+            output = backend.collect(ticket).unwrap().remove(0);
+        }
+        let found: Vec<u32> = [firsts[index]].into_iter().chain(rest[index + 1].iter().copied()).collect();
+        assert_eq!(found, expected, "{params:?}");
+        assert!(last[index + 1].logits == output.logits, "logits beside a token of {params:?}");
+        assert_eq!(last[index + 1].token, Some(host.sample(&mut output.logits).unwrap().token));
+        backend.close(sequence);
+    }
+}
+
+/// A model whose logits are no numbers gives no token, whoever chooses it.
+pub fn what_is_no_number_is_no_token<D: Device>(device: &D) {
+    let mut weights = Checkpoint::demo().unwrap().weights().unwrap();
+    weights.norm[7] = f32::NAN;
+    let mut backend = MetalBackend::new(device, &weights, &MetalOptions::default()).unwrap();
+    for params in [None, Some(requests().remove(1))] {
+        let sequence = backend.open(None).unwrap();
+        if let Some(params) = params {
+            let state = Sampler::new(params, &[]).state().unwrap();
+            assert!(backend.sample_on_device(sequence, &state).unwrap());
+        }
+        let ticket = backend.extend(sequence, &[1], Want::Token).unwrap();
+        let refused = backend.collect(ticket).unwrap_err().to_string();
+        assert!(refused.contains("a logit is not a number"), "{refused}");
+    }
+}
+
 /// A step whose stages are timed one by one is a step like any other.
 pub fn a_timed_step_gives_what_a_step_gives<D: Device>(device: &D) {
     let mut backend = open(device);
@@ -230,6 +304,9 @@ pub fn a_timed_step_gives_what_a_step_gives<D: Device>(device: &D) {
     let stages: HashSet<&str> = times.iter().map(|time| time.stage).collect();
     assert_eq!(stages, HashSet::from(Stage::ALL.map(Stage::name)));
     let kernels: usize = times.iter().map(|time| time.kernels).sum();
-    assert_eq!(kernels, backend.programs().plan(1, 6).dispatches.len());
+    assert_eq!(
+        kernels,
+        backend.programs().plan(Shape { rows: 1, context: 6, sampled: false }).dispatches.len()
+    );
     assert!(times.iter().all(|time| time.seconds > 0.0), "{times:?}");
 }

@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::time::Duration;
 
 use half::f16;
+use lily_gpu::decode::Shape;
 use lily_gpu::layout::{KV_ELEMENT_BYTES, PAGE_TOKENS};
 use lily_gpu::step::{self, Segment, StepLayout};
 use lily_metal::device::{Buffer, Completion, Device, Dispatch, Pass};
@@ -120,7 +121,7 @@ impl Gpu {
             .collect();
         let mut block = vec![0; StepLayout::BYTES];
         step::write(&mut block, &segments, &(0..self.rows() as u32).collect::<Vec<_>>());
-        self.slot.write(&block, &tables);
+        self.slot.write(&block, &tables, &[]);
     }
 
     /// Rows of the pass.
@@ -142,7 +143,8 @@ impl Gpu {
     pub fn until(&mut self, kernel: &str) {
         let context = self.parts.iter().map(|part| part.position + part.tokens.len()).max().unwrap();
         let rows = self.rows();
-        let plan = self.programs.plan(rows, context);
+        let shape = Shape { rows, context, sampled: false };
+        let plan = self.programs.plan(shape);
         let plain = |name: &'static str| name.trim_end_matches("_batch").trim_end_matches("_long");
         let more = plan.dispatches[self.done..].iter().position(|dispatch| plain(dispatch.kernel) == kernel);
         let end = self.done + more.unwrap_or_else(|| panic!("{kernel} is not ahead")) + 1;
@@ -151,7 +153,7 @@ impl Gpu {
             reach.add(&self.store, &part.sequence, part.tokens.len());
         }
         let place = StepPlace { number: 0, slot: &self.slot, store: &self.store, reach: &reach };
-        let dispatches = self.programs.dispatches(rows, context, &place).unwrap();
+        let dispatches = self.programs.dispatches(shape, &place).unwrap();
         // What ran before needs no edge any more.
         let part: Vec<Dispatch<Emulator>> = dispatches[self.done..end]
             .iter()
