@@ -1,7 +1,7 @@
 // sample: the next token of each row of logits, where the sequence's next step finds it, in the host's list, and, where the step
 // has a turn, in the host's ring.
 //
-// `sample` takes the greedy token from the blocks' largest: the lowest id among equals, never NaN. Grid (head rows), 256 threads, 3 us.
+// `sample` takes the greedy token from the blocks' largest: the lowest id among equals, never NaN, and none where all are. Grid (head rows), 256 threads, 3 us.
 // It stands in every pass. `advance`, or a turn, moves the row's position on, so that the graph can be launched again as it is.
 //
 // Behind a pass in which a request asked for more (`Sampling`), the tokens of all rows are settled by
@@ -60,7 +60,7 @@ extern "C" __global__ void __launch_bounds__(256) sample(Step* step, const uint2
       const float other = __uint_as_float(largest[w].x);
       if (other > most || other == most && largest[w].y < index) most = other, index = largest[w].y;
     }
-    const u32 token = index < VOCAB ? index : 0, turn = step->turn;
+    const u32 token = index < VOCAB && most < infinity() ? index : BROKEN, turn = step->turn;
     publish(step, row, token, out);
     if (turn && !(turn & DEFERRED)) announce(turn, row, token);
     if (advance || turn) {
@@ -154,7 +154,7 @@ struct Row {
   u64 least;  // weight that min_p asks for
   __device__ __forceinline__ Row(const Sampling* how, const float* logits, const Shared* shared, u32 greedy) : how(how), logits(logits) {
     const bool adjusted = how->counts || how->bias;
-    const float largest = adjusted ? logit_of(shared->largest) : logits[greedy];
+    const float largest = adjusted ? logit_of(shared->largest) : greedy < VOCAB ? logits[greedy] : -infinity();
     broken = adjusted && shared->largest == 0 || !(largest > -infinity());
     scale = {(double)largest, how->inverse};
     filtered = how->inverse > 0.0 && (how->top_k != 0 && how->top_k < VOCAB || how->top_p < 1.0f);
