@@ -29,6 +29,11 @@ fn chosen_tokens_are_the_hosts() {
 }
 
 #[test]
+fn an_engine_answers_alike_whoever_chooses() {
+    conformance::an_engine_answers_alike_whoever_chooses(&gpu(), 60);
+}
+
+#[test]
 fn what_is_no_number_is_no_token() {
     conformance::what_is_no_number_is_no_token(&gpu());
 }

@@ -40,13 +40,18 @@ fn the_same_tokens_give_the_same_bits_and_no_thread_does_what_it_must_not() {
 
 #[test]
 fn chosen_tokens_are_the_hosts() {
-    conformance::chosen_tokens_are_the_hosts(&gpu(7, false), 6);
+    conformance::chosen_tokens_are_the_hosts(&gpu(7, false), 4);
 }
 
 #[test]
 #[ignore = "a minute or more of computing; .ci/run runs it"]
 fn chosen_tokens_are_the_hosts_and_no_thread_does_what_it_must_not() {
     conformance::chosen_tokens_are_the_hosts(&gpu(8, true), 1);
+}
+
+#[test]
+fn an_engine_answers_alike_whoever_chooses() {
+    conformance::an_engine_answers_alike_whoever_chooses(&gpu(10, false), 3);
 }
 
 #[test]

@@ -7,6 +7,8 @@ use std::collections::HashSet;
 
 use lily_cpu::{CpuBackend, CpuOptions, Numerics};
 use lily_engine::backend::{Backend, BackendError, DecodeStep, Input, SequenceId, StepOutput, Want};
+use lily_engine::constraint::Constraint;
+use lily_engine::engine::{Engine, EngineOptions, Event, Generation, Request};
 use lily_engine::sampler::{Sampler, SamplingParams};
 use lily_gpu::decode::Shape;
 use lily_gpu::layout::PAGE_TOKENS;
@@ -16,7 +18,7 @@ use lily_metal::device::Device;
 use lily_metal::{MetalBackend, MetalOptions};
 use lily_model::chat_template::ChatInput;
 use lily_model::checkpoint::Checkpoint;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 /// Greedy tokens of an answer that are compared, the end of the answer or not.
 const TOKENS: usize = 64;
@@ -272,6 +274,57 @@ pub fn chosen_tokens_are_the_hosts<D: Device>(device: &D, count: usize) {
         assert_eq!(last[index + 1].token, Some(host.sample(&mut output.logits).unwrap().token));
         backend.close(sequence);
     }
+}
+
+/// The tokens and the text of an answer.
+fn answer(mut generation: Generation) -> (Vec<u32>, String) {
+    let (mut tokens, mut text) = (Vec::new(), String::new());
+    while let Some(event) = generation.blocking_recv() {
+        match event {
+            Event::Token { id, text: more, .. } => {
+                tokens.push(id);
+                text += &more;
+            }
+            Event::Finished { tail, .. } => text += &tail,
+            Event::Failed(why) => panic!("{why}"),
+            Event::Prefill { .. } => {}
+        }
+    }
+    (tokens, text)
+}
+
+/// An engine that has the GPU choose what it can, and the host what a grammar or log-probabilities ask for, all at once: the
+/// same request has the same tokens either way, and the grammar holds.
+pub fn an_engine_answers_alike_whoever_chooses<D: Device>(device: &D, tokens: usize) {
+    let demo = Checkpoint::demo().unwrap();
+    let options =
+        EngineOptions { eos_token_ids: demo.generation_config().eos_token_ids, ..EngineOptions::default() };
+    let engine = Engine::start(Box::new(open(device)), demo.tokenizer().unwrap(), options);
+    let prompt = prompts(&["sum"]).remove(0);
+    let ask = |sampling: SamplingParams, max_tokens: usize, constraint: Option<Constraint>| {
+        let request = Request::new(prompt.clone());
+        let max_tokens = Some(max_tokens);
+        engine.submit(Request { sampling, max_tokens, constraint, ignore_eos: true, ..request }).unwrap()
+    };
+    let by_host = |params: &SamplingParams| SamplingParams { logprobs: Some(0), ..params.clone() };
+    let asked: Vec<SamplingParams> = requests()
+        .into_iter()
+        .map(|params| SamplingParams { temperature: 2.0 * params.temperature, ..params })
+        .collect();
+    let pairs: Vec<[Generation; 2]> = asked
+        .iter()
+        .map(|params| [ask(params.clone(), tokens, None), ask(by_host(params), tokens, None)])
+        .collect();
+    let words = ["red", "green"];
+    let schema = Constraint::Json { schema: json!({ "enum": words }), strict: true };
+    let constrained = ask(asked[0].clone(), 32, Some(schema));
+    for (pair, params) in pairs.into_iter().zip(&asked) {
+        let [device, host] = pair.map(answer);
+        assert_eq!(device.0.len(), tokens);
+        assert_eq!(device, host, "{params:?}");
+    }
+    let (_, text) = answer(constrained);
+    assert!(words.contains(&serde_json::from_str::<&str>(text.trim()).unwrap()), "{text}");
 }
 
 /// A model whose logits are no numbers gives no token, whoever chooses it.
