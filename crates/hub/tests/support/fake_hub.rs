@@ -131,6 +131,12 @@ impl FakeHub {
         self.state().list_faults.extend(faults);
     }
 
+    /// Asks for a file itself, as another client would, and does not wait for it.
+    pub fn ask(&self, repo: &str, name: &str) {
+        let mut stream = TcpStream::connect(("127.0.0.1", self.port)).expect("it listens");
+        write!(stream, "GET /{repo}/resolve/{COMMIT}/{name} HTTP/1.1\r\n\r\n").expect("it reads");
+    }
+
     /// First bytes of the requests for bytes of `name`, since this was last asked.
     pub fn asked(&self, name: &str) -> Vec<u64> {
         let mut state = self.state();
