@@ -1,6 +1,6 @@
 #!/bin/sh
 # Builds decode.cu for a Hopper card: build.sh NVCC OUT [more flags]. CUDA 13; no GPU is needed to build.
-# GEOMETRY=demo: the demo checkpoint's sizes. STAMPS=1: with times inside the graph (`decode stamps`). KERNELS: another folder of kernels.
+# GEOMETRY=demo: the demo checkpoint's sizes. WARPGROUPS=0: products as on cards before Hopper. STAMPS=1: with times inside the graph (`decode stamps`). KERNELS: another folder of kernels.
 set -eu
 cd "$(dirname "$0")"
 nvcc=$1; out=$2; shift 2
@@ -35,4 +35,4 @@ open(path, "w").write(text)
 END
   full="$full -DSTAMPS"
 fi
-"$nvcc" -std=c++17 -O3 -gencode=arch=compute_90a,code=sm_90a -cudart static -I"$kernels" $full "$@" decode.cu -o "$out"
+"$nvcc" -std=c++17 -O3 -gencode=arch=compute_90a,code=sm_90a -cudart static -I"$kernels" $full -DWARPGROUPS="${WARPGROUPS:-1}" "$@" decode.cu -o "$out"

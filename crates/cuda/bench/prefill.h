@@ -34,33 +34,34 @@ static void prefill_room(int rows) {
   pchoice = room<u32>(R * CHOICE_WORDS); pcounts = room<u32>(EXPERTS); pplaces = room<u32>(R * TOP_K); psorted = room<u32>(R * SLOTS); pruns = room<u32>(RUN_WORDS * (1 + R * SLOTS / 32 + EXPERTS + 2));
 }
 // Grid.x is the module's where it says one, else `gx`.
+// `gy` counts rows, of which the module says how many a block takes.
 #define PLANNED(kernel, gx, gy, ...) do { static u32 shape[4]; if (!shape[1]) CK(cudaMemcpyFromSymbol(shape, kernel##_launch, 16)); \
-  launch(name_of(#kernel), kernel, dim3(shape[0] ? shape[0] : (gx), gy, 1), shape[1], shape[2], __VA_ARGS__); } while (0)
+  launch(name_of(#kernel), kernel, dim3(shape[0] ? shape[0] : (gx), ((u32)(gy) + shape[3] - 1) / shape[3], 1), shape[1], shape[2], __VA_ARGS__); } while (0)
 static const char* name_of(const char* n) { const char* c = strrchr(n, ':'); return c ? c + 1 : n; }
 static void prefill_layer(int i, int R, const std::function<void(const char*)>& after) {
   Layer& l = layers[i]; auto did = [&](const char* n) { if (after) after(n); };
-  const int groups = ceil_div(R, GEMM_TOKENS); const u32 o = l.ordinal;
+  const u32 o = l.ordinal;
   PLANNED(round_prefill, R, 1, prompt, l.norm, px, pk_row);
   const u32 tiles = l.in.tile_count();
-  PLANNED(dense_prefill, ceil_div(tiles, Dense::TILES), groups, prompt, l.in.tiles, pk_row, pproj, tiles, (u32)HIDDEN_PARTS, tiles * TILE, 0u);
+  PLANNED(dense_prefill, ceil_div(tiles, Dense::TILES), R, prompt, l.in.tiles, pk_row, pproj, tiles, (u32)HIDDEN_PARTS, tiles * TILE, 0u);
   if (!is_attention(i)) {
     did("delta_in");
-    PLANNED(p_delta::delta_conv_prefill, 0, ceil_div(R, p_delta::CONV_TOKENS), prompt, pproj, l.conv, l.a_log, l.dt_bias, pconv, pscales, pgates, o);
+    PLANNED(p_delta::delta_conv_prefill, 0, R, prompt, pproj, l.conv, l.a_log, l.dt_bias, pconv, pscales, pgates, o);
     PLANNED(p_delta::delta_core_prefill, 0, 1, prompt, pconv, pgates, pproj, pmixed, o); did("delta_core");
     PLANNED(p_delta::delta_round_prefill, R, 1, prompt, pmixed, pscales, pproj, l.gnorm, pk_row);
   } else {
     did("attn_in");
     PLANNED(p_attn::attn_kv_prefill, 0, R, prompt, pproj, l.k_norm, inv_freq, o);
-    PLANNED(p_attn::attn_core_prefill, 0, ceil_div(R, p_attn::POSITIONS) + 1, prompt, pproj, l.q_norm, inv_freq, pmixed, o); did("attn_core");
+    PLANNED(p_attn::attn_core_prefill, 0, R + p_attn::POSITIONS, prompt, pproj, l.q_norm, inv_freq, pmixed, o); did("attn_core");
     PLANNED(p_attn::attn_round_prefill, R, 1, prompt, pmixed, pk_row);
   }
   const u32 out_tiles = HIDDEN / TILE;
-  PLANNED(dense_prefill, ceil_div(out_tiles, Dense::TILES), groups, prompt, l.out.tiles, pk_row, px, out_tiles, (u32)(is_attention(i) ? ATTN_PARTS : VALUE_PARTS), (u32)HIDDEN, 1u); did(is_attention(i) ? "attn_out" : "delta_out");
+  PLANNED(dense_prefill, ceil_div(out_tiles, Dense::TILES), R, prompt, l.out.tiles, pk_row, px, out_tiles, (u32)(is_attention(i) ? ATTN_PARTS : VALUE_PARTS), (u32)HIDDEN, 1u); did(is_attention(i) ? "attn_out" : "delta_out");
   PLANNED(round_prefill, R, 1, prompt, l.post_norm, px, pk_row);
-  PLANNED(moe_route_prefill, 0, ceil_div(R, Router::TOKENS), prompt, l.router.tiles, pk_row, prouter, pcounts); did("moe_route");
+  PLANNED(moe_route_prefill, 0, R, prompt, l.router.tiles, pk_row, prouter, pcounts); did("moe_route");
   PLANNED(moe_select_prefill, ceil_div(R, SELECT_ROWS), 1, prompt, prouter, pchoice, pcounts, pplaces);
   PLANNED(moe_sort_prefill, ceil_div(R, SORT_ROWS), 1, prompt, pchoice, pcounts, pplaces, psorted, pruns);
-  const int runs = std::min(EXPERTS, R * TOP_K) + R * TOP_K / GEMM_TOKENS + groups;
+  const int runs = R * SLOTS + EXPERTS * GEMM_TOKENS;
   PLANNED(moe_up_prefill, 0, runs, prompt, l.up.tiles, pk_row, psorted, pruns, pinner); did("moe_up");
   PLANNED(moe_inner_prefill, R, 1, prompt, pinner, pk_inner);
   PLANNED(moe_down_prefill, 0, runs, prompt, l.down.tiles, pk_inner, psorted, pruns, pproducts);

@@ -21,6 +21,8 @@ static std::vector<float> rms(const std::vector<float>& v, const float* weight) 
 }
 static double sig(double v) { return 1 / (1 + exp(-v)); }
 static std::map<std::string, double> worst;
+// What a product may differ by, of its length: each input is rounded to a step of at most 2^-10 of the largest of 64.
+constexpr double ROUNDED = 1.0 / 1024;
 static void compare(const std::string& what, const std::vector<float>& got, const std::vector<float>& want, double limit) {
   double d = 0, n = 0; for (size_t i = 0; i < want.size(); ++i) { d += pow((double)got[i] - want[i], 2); n += pow((double)want[i], 2); }
   const double e = sqrt(d / n); worst[what] = std::max(worst[what], e == e ? e : 1e9);
@@ -40,13 +42,13 @@ static void check_stages(int position) {
       // The embedding of random weights is small beside what follows; give the residual stream a size.
       fill_floats<<<8, 256, 0, stream>>>(x, HIDDEN, 4242 + position, -2, 2); x0 = down(x, HIDDEN); return; }
     if (n == "head" || n == "sample") {
-      if (n == "head") compare(n, down(logits, VOCAB), product(head_matrix.kind, 0, VOCAB, rms(x0, last_norm)), 2e-4);
+      if (n == "head") compare(n, down(logits, VOCAB), product(head_matrix.kind, 0, VOCAB, rms(x0, last_norm)), ROUNDED);
       else { auto l = down(logits, VOCAB); u32 t; CK(cudaMemcpy(&t, out_tokens, 4, cudaMemcpyDeviceToHost)); if (t != std::max_element(l.begin(), l.end()) - l.begin()) { ++failures; printf("FAILED sample: %u\n", t); } }
       return; }
     if (n == "delta_in" || n == "attn_in") ++layer;
     Layer& l = layers[layer]; const bool last_round = layer >= 4 && layer < LAYERS - 4;  // the middle of the model is more of the same
     const bool look = !last_round;
-    if (n == "delta_in" || n == "attn_in") { const int rows = l.in.kind.rows; proj0 = down(proj, rows); if (look) compare(n, proj0, product(l.in.kind, 0, rows, rms(x0, l.norm)), 2e-4); }
+    if (n == "delta_in" || n == "attn_in") { const int rows = l.in.kind.rows; proj0 = down(proj, rows); if (look) compare(n, proj0, product(l.in.kind, 0, rows, rms(x0, l.norm)), ROUNDED); }
     if (n == "delta_core" && look) {
       auto conv = down(l.conv, CHANNELS * 4), a_log = down(l.a_log, VALUE_HEADS), dt = down(l.dt_bias, VALUE_HEADS), gn = down(l.gnorm, VALUE_DIM); const float* tails = state0.data() + (u64)DELTA_LAYERS * VALUE_HEADS * 16384 + (u64)l.ordinal * 3 * CHANNELS;
       std::vector<double> c(CHANNELS); for (int i = 0; i < CHANNELS; ++i) { double s = conv[i * 4 + 3] * proj0[i]; for (int k = 0; k < 3; ++k) s += conv[i * 4 + k] * tails[k * CHANNELS + i]; c[i] = s * sig(s); }
@@ -68,17 +70,17 @@ static void check_stages(int position) {
         for (int i = 0; i < 256; ++i) { double o = 0; for (int p = 0; p <= position; ++p) o += s[p] * (p == position ? proj0[2 * ATTN_WIDTH + KV_HEADS * 256 + kv * 256 + i] : half(base(p)[16384 + i * 64 + p % 64])); want[h * 256 + i] = o / total * sig(proj0[h * 512 + 256 + i]); } }
       compare("attn_core", got, want, 5e-4); core = got; }
     if (n == "delta_out" || n == "attn_out") { auto got = down(x, HIDDEN);
-      if (look) { auto want = product(l.out.kind, 0, HIDDEN, core); for (int i = 0; i < HIDDEN; ++i) want[i] += x0[i]; compare(n, got, want, 1e-4);
+      if (look) { auto want = product(l.out.kind, 0, HIDDEN, core); for (int i = 0; i < HIDDEN; ++i) want[i] += x0[i]; compare(n, got, want, ROUNDED);
         if (n == "delta_out") { auto tail = down(sequences[0].state + (u64)DELTA_LAYERS * VALUE_HEADS * 16384 + (u64)l.ordinal * 3 * CHANNELS, 3 * CHANNELS); const float* old = state0.data() + (u64)DELTA_LAYERS * VALUE_HEADS * 16384 + (u64)l.ordinal * 3 * CHANNELS; std::vector<float> want_tail(old + CHANNELS, old + 3 * CHANNELS); want_tail.insert(want_tail.end(), proj0.begin(), proj0.begin() + CHANNELS); compare("delta_out tails", tail, want_tail, 1e-7); } }
       x0 = got; }
-    if (n == "moe_route" && look) { auto normed = rms(x0, l.post_norm); compare(n, down(router, EXPERTS + 1), product(l.router.kind, 0, EXPERTS + 1, normed), 1e-4); }
+    if (n == "moe_route" && look) { auto normed = rms(x0, l.post_norm); compare(n, down(router, EXPERTS + 1), product(l.router.kind, 0, EXPERTS + 1, normed), ROUNDED); }
     if ((n == "moe_up" || n == "moe_down") && look) {
       auto lg = down(router, EXPERTS + 1); std::vector<int> id(EXPERTS); for (int i = 0; i < EXPERTS; ++i) id[i] = i; std::stable_sort(id.begin(), id.end(), [&](int a, int b) { return lg[a] > lg[b]; });
       std::vector<u32> rec(CHOICE_WORDS); CK(cudaMemcpy(rec.data(), l.choice, CHOICE_WORDS * 4, cudaMemcpyDeviceToHost)); std::vector<float> share(9), want_share(9); double total = 0; for (int i = 0; i < 8; ++i) total += exp((double)lg[id[i]] - lg[id[0]]);
       for (int i = 0; i < 8; ++i) { want_share[i] = exp((double)lg[id[i]] - lg[id[0]]) / total; if ((int)rec[i] != id[i]) { ++failures; printf("FAILED choice %d: %u instead of %d\n", i, rec[i], id[i]); } }
       want_share[8] = sig(lg[EXPERTS]); id[8] = EXPERTS; memcpy(share.data(), &rec[8], 36); compare("choice", share, want_share, 1e-5);
-      if (n == "moe_up") { auto normed = rms(x0, l.post_norm); std::vector<float> want; for (int e = 0; e < 9; ++e) { auto gu = product(l.up.kind, (u64)id[e] * 2 * EXPERT_WIDTH, 2 * EXPERT_WIDTH, normed); for (int i = 0; i < EXPERT_WIDTH; ++i) { const double g = gu[i / 8 * 16 + i % 8]; want.push_back(g * sig(g) * gu[i / 8 * 16 + 8 + i % 8]); } } inner0 = down(inner, 9 * EXPERT_WIDTH); compare(n, inner0, want, 3e-4); }
-      else { auto want = x0; for (int e = 0; e < 9; ++e) { auto y = product(l.down.kind, (u64)id[e] * HIDDEN, HIDDEN, std::vector<float>(inner0.begin() + e * EXPERT_WIDTH, inner0.begin() + (e + 1) * EXPERT_WIDTH)); for (int i = 0; i < HIDDEN; ++i) want[i] += want_share[e] * y[i]; } auto got = down(x, HIDDEN); compare(n, got, want, 1e-4); } }
+      if (n == "moe_up") { auto normed = rms(x0, l.post_norm); std::vector<float> want; for (int e = 0; e < 9; ++e) { auto gu = product(l.up.kind, (u64)id[e] * 2 * EXPERT_WIDTH, 2 * EXPERT_WIDTH, normed); for (int i = 0; i < EXPERT_WIDTH; ++i) { const double g = gu[i / 8 * 16 + i % 8]; want.push_back(g * sig(g) * gu[i / 8 * 16 + 8 + i % 8]); } } inner0 = down(inner, 9 * EXPERT_WIDTH); compare(n, inner0, want, 2 * ROUNDED); }
+      else { auto want = x0; for (int e = 0; e < 9; ++e) { auto y = product(l.down.kind, (u64)id[e] * HIDDEN, HIDDEN, std::vector<float>(inner0.begin() + e * EXPERT_WIDTH, inner0.begin() + (e + 1) * EXPERT_WIDTH)); for (int i = 0; i < HIDDEN; ++i) want[i] += want_share[e] * y[i]; } auto got = down(x, HIDDEN); compare(n, got, want, ROUNDED); } }
     if (n == "moe_down") x0 = down(x, HIDDEN);
   });
   printf("position %d, worst relative errors:", position); for (auto& w : worst) printf(" %s %.1e", w.first.c_str(), w.second); printf("\n");

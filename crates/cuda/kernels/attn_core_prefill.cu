@@ -221,6 +221,6 @@ extern "C" __global__ void __launch_bounds__(ATTN_PARTS * 32) attn_round_prefill
   float v[8];
   load8(mixed + (u64)row * ATTN_WIDTH, warp * CHUNK + lane * 8, ATTN_WIDTH, v);
   u8* to = packed + (u64)row * rounded_bytes(ATTN_PARTS);
-  round_into(v, 1.0f, to, warp, ATTN_PARTS, lane);
+  round_into(v, to, warp, ATTN_PARTS, lane);
   if (threadIdx.x == 0) *(float*)(to + ATTN_PARTS * (PLANES + FACTORS)) = 1.0f;
 }

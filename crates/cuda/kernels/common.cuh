@@ -10,6 +10,15 @@ typedef unsigned long long u64;
 
 __host__ __device__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
+// Whether there are Hopper's warpgroup instructions.
+#ifndef WARPGROUPS
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+#define WARPGROUPS 1
+#else
+#define WARPGROUPS 0
+#endif
+#endif
+
 constexpr int MAX_ROWS = 32;     // rows of a pass
 constexpr int ROW_GROUP = 8;     // rows that a batch kernel multiplies at once: two column tiles of the tensor cores
 constexpr int PAGE_TOKENS = 64;  // positions in a page of the KV cache

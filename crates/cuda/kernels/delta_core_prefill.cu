@@ -194,6 +194,9 @@ extern "C" __global__ void __launch_bounds__(VALUE_PARTS * 32)
   const float4 quarters = make_float4(__shfl_sync(~0u, sum, first), __shfl_sync(~0u, sum, first + 4), __shfl_sync(~0u, sum, first + 8),
                                       __shfl_sync(~0u, sum, first + 12));
   u8* to = packed + (u64)row * rounded_bytes(VALUE_PARTS);
-  round_into(v, head_inverse(quarters), to, warp, VALUE_PARTS, lane);
+  const float inverse = head_inverse(quarters);
+#pragma unroll
+  for (int e = 0; e < 8; ++e) v[e] = __fmul_rn(v[e], inverse);
+  round_into(v, to, warp, VALUE_PARTS, lane);
   if (threadIdx.x == 0) *(float*)(to + VALUE_PARTS * (PLANES + FACTORS)) = 1.0f;
 }

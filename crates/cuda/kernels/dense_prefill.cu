@@ -1,8 +1,7 @@
 // The dense projections of a prompt: delta_in, delta_out, attn_in, attn_out; and the norm before them.
 //
 // round_prefill: a row's RMS norm and rounding, a block a row, a warp a chunk of 256 inputs.
-// dense_prefill: grid (groups of eight tiles, groups of 32 tokens), 128 threads, two blocks a multiprocessor; gemm.cuh says how a
-// block works. Neighbouring blocks have the same tokens.
+// dense_prefill: a product; gemm.cuh says how blocks share it.
 #include "gemm.cuh"
 
 constexpr int ROUND_WARPS = HIDDEN_PARTS;
@@ -21,7 +20,7 @@ extern "C" __global__ void __launch_bounds__(ROUND_WARPS * 32) round_prefill(con
   squared = lanes_sum<32>(squared);
   if (lane == 0) squares[warp] = squared;
   u8* to = packed + (u64)row * rounded_bytes(HIDDEN_PARTS);
-  round_into(v, 1.0f, to, warp, HIDDEN_PARTS, lane);
+  round_into(v, to, warp, HIDDEN_PARTS, lane);
   __syncthreads();
   if (threadIdx.x == 0) {
     float total = squares[0];
@@ -30,22 +29,24 @@ extern "C" __global__ void __launch_bounds__(ROUND_WARPS * 32) round_prefill(con
   }
 }
 
-using Dense = Gemm<4, GEMM_WARPS>;
-LAUNCH_ROWS(dense_prefill, 0, Dense::THREADS, Dense::SHARED, Dense::TOKENS)
+using Dense = Gemm<4>;
+LAUNCH_GEMM(dense_prefill, Dense, 0)
 // `tiles` of the matrix, each of `chunks` chunks; `out` has rows of `stride` floats, which are added to if `add`.
-extern "C" __global__ void __launch_bounds__(Dense::THREADS, 2)
+extern "C" __global__ void GEMM_BOUNDS(Dense)
     dense_prefill(const Prompt* prompt, const u8* matrix, const u8* packed, float* out, u32 tiles, u32 chunks, u32 stride, u32 add) {
   extern __shared__ __align__(16) u8 shared[];
   begin();
-  const int first = blockIdx.x * Dense::TILES, row0 = blockIdx.y * Dense::TOKENS, rows = prompt->rows;
-  if (row0 >= rows) return;
-  const u32 bytes = rounded_bytes(chunks);
-  gemm<Dense, 4>(
-      shared, matrix + (u64)first * chunks * CHUNK4, min(Dense::TILES, (int)tiles - first), chunks, min(rows - row0, Dense::TOKENS),
-      [&](int token) { return packed + (u64)(row0 + token) * bytes; },
-      [&](int tile, int token, float low, float high) {
-        float* at = out + (u64)(row0 + token) * stride + (first + tile) * TILE + threadIdx.x % 32 / 4;
-        if (add) low = __fadd_rn(at[0], low), high = __fadd_rn(at[8], high);
-        at[0] = low, at[8] = high;
+  const int rows = prompt->rows;
+  gemm<Dense>(
+      shared, packed, chunks, nullptr, [&](int i) { return dense_item<Dense>(i, matrix, tiles, chunks, rows); },
+      [](u32 row) { return row; },
+      [&](int tile, u32 row, float& low, float& high) {
+        const float* at = out + (u64)row * stride + tile * TILE + threadIdx.x % 32 / 4;
+        if (add) low = at[0], high = at[8];
+      },
+      [&](int tile, u32 row, float low, float high, float low_prior, float high_prior) {
+        float* at = out + (u64)row * stride + tile * TILE + threadIdx.x % 32 / 4;
+        at[0] = add ? __fadd_rn(low_prior, low) : low;
+        at[8] = add ? __fadd_rn(high_prior, high) : high;
       });
 }

@@ -19,7 +19,7 @@ __device__ __forceinline__ void round_inner(const float* inner, u8* planes, floa
   for (int c = 0; c < CHUNKS; ++c) {
     float v[8];
     load8(inner, c * CHUNK + lane * 8, EXPERT_WIDTH, v);
-    round_chunk(v, 1.0f, planes + c * PLANES, factors + c * 4, lane);
+    round_chunk(v, planes + c * PLANES, factors + c * 4, lane);
   }
 }
 

@@ -1,29 +1,24 @@
 // moe_down of a prompt: the down projections of all slots, then each token's weighted sum, added to the residual stream.
 //
-// moe_down_prefill: grid (groups of eight tiles, runs), 128 threads; as moe_up_prefill, with 512 inputs.
+// moe_down_prefill: as moe_up_prefill, with 512 inputs.
 // moe_sum_prefill: a token's nine products in the order of its choice, as decode adds them; grid (rows), 256 threads. Products go
 // through memory (74 KB a token each way), so that this order does not depend on which block is done first.
 #include "choice.cuh"
 #include "gemm.cuh"
 
-using Down = Gemm<4, GEMM_WARPS>;
+using Down = Gemm<4, true>;
 constexpr int TILES = HIDDEN / TILE;
 
-LAUNCH_ROWS(moe_down_prefill, ceil_div(TILES, Down::TILES), Down::THREADS, Down::SHARED, Down::TOKENS)
-extern "C" __global__ void __launch_bounds__(Down::THREADS, 2)
+LAUNCH_GEMM(moe_down_prefill, Down, ceil_div(TILES, Down::TILES))
+extern "C" __global__ void GEMM_BOUNDS(Down)
     moe_down_prefill(const Prompt* prompt, const u8* down, const u8* packed, const u32* sorted, const u32* runs, float* products) {
   extern __shared__ __align__(16) u8 shared[];
-  __shared__ u32 slots[Down::TOKENS];
   begin();
-  if (blockIdx.y >= runs[0]) return;
-  const uint4 run = *(const uint4*)(runs + RUN_WORDS * (1 + blockIdx.y));
-  const int tokens = run.z, first = blockIdx.x * Down::TILES;
-  if (threadIdx.x < tokens) slots[threadIdx.x] = sorted[run.y + threadIdx.x];
-  gemm<Down, 4>(
-      shared, down + ((u64)run.x * TILES + first) * EXPERT_PARTS * CHUNK4, min(Down::TILES, TILES - first), EXPERT_PARTS, tokens,
-      [&](int token) { return packed + (u64)sorted[run.y + token] * rounded_bytes(EXPERT_PARTS); },
-      [&](int tile, int token, float low, float high) {
-        float* at = products + (u64)slots[token] * HIDDEN + (first + tile) * TILE + threadIdx.x % 32 / 4;
+  gemm<Down>(
+      shared, packed, EXPERT_PARTS, sorted, [&](int i) { return expert_item<Down>(i, down, TILES, EXPERT_PARTS, runs); },
+      [](u32 slot) { return slot; }, NoPrior(),
+      [&](int tile, u32 slot, float low, float high, float, float) {
+        float* at = products + (u64)slot * HIDDEN + tile * TILE + threadIdx.x % 32 / 4;
         at[0] = low, at[8] = high;
       });
 }

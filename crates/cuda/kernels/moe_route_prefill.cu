@@ -1,28 +1,27 @@
 // moe_route of a prompt: the router's logits, each token's experts, and the tokens of each expert, all on the device.
 //
-// moe_route_prefill: the product with the router (8 bits); grid (groups of four tiles, groups of tokens), 64 threads.
+// moe_route_prefill: the product with the router (8 bits); gemm.cuh says how blocks share it.
 // moe_select_prefill: a warp a token chooses as in decode, and takes a number among the tokens of each of its experts.
 // moe_sort_prefill: every block adds up the experts' counts, puts its tokens' slots in their places, and the first block lists the
 // runs. Which of an expert's tokens comes first is left to chance: each has its own columns in the products.
 #include "choice.cuh"
 #include "gemm.cuh"
 
-using Router = Gemm<8, 2>;
-LAUNCH_ROWS(moe_route_prefill, ceil_div(ROUTER_TILES, Router::TILES), Router::THREADS, Router::SHARED, Router::TOKENS)
-extern "C" __global__ void __launch_bounds__(Router::THREADS)
+using Router = Gemm<8>;
+LAUNCH_GEMM(moe_route_prefill, Router, ceil_div(ROUTER_TILES, Router::TILES))
+extern "C" __global__ void GEMM_BOUNDS(Router)
     moe_route_prefill(const Prompt* prompt, const u8* router, const u8* packed, float* logits, u32* counts) {
   extern __shared__ __align__(16) u8 shared[];
   begin();
-  const int first = blockIdx.x * Router::TILES, row0 = blockIdx.y * Router::TOKENS, rows = prompt->rows;
-  if (row0 >= rows) return;
   if (blockIdx.x == 0 && blockIdx.y == 0) {
     for (int i = threadIdx.x; i < EXPERTS; i += Router::THREADS) counts[i] = 0;
   }
-  gemm<Router, 8>(
-      shared, router + (u64)first * HIDDEN_PARTS * CHUNK8, min(Router::TILES, ROUTER_TILES - first), HIDDEN_PARTS, min(rows - row0, Router::TOKENS),
-      [&](int token) { return packed + (u64)(row0 + token) * rounded_bytes(HIDDEN_PARTS); },
-      [&](int tile, int token, float low, float high) {
-        float* at = logits + (u64)(row0 + token) * ROUTER_STRIDE + (first + tile) * TILE + threadIdx.x % 32 / 4;
+  const int rows = prompt->rows;
+  gemm<Router>(
+      shared, packed, HIDDEN_PARTS, nullptr, [&](int i) { return dense_item<Router>(i, router, ROUTER_TILES, HIDDEN_PARTS, rows); },
+      [](u32 row) { return row; }, NoPrior(),
+      [&](int tile, u32 row, float low, float high, float, float) {
+        float* at = logits + (u64)row * ROUTER_STRIDE + tile * TILE + threadIdx.x % 32 / 4;
         at[0] = low, at[8] = high;
       });
 }

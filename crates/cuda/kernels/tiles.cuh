@@ -1,6 +1,6 @@
 // Products of quantized matrices (README.md, "tiles") with rows of activations.
 //
-// An activation row is rounded to 16 bits per group of 64 inputs and taken apart into two signed bytes, which are two
+// An activation row is rounded to 12 bits per group of 64 inputs and taken apart into two signed bytes, which are two
 // columns of the tensor cores' right operand. A 4-bit weight costs an eighth of an instruction to unpack; the product of a
 // tile of 16 rows with 64 inputs is two instructions, whose sums are exact. For one row, the four groups of a chunk use the
 // eight columns together: each group meets its own two and zeros elsewhere, and one set of sums holds all four.
@@ -20,26 +20,41 @@ constexpr int PACKED_FACTORS = HIDDEN_CHUNKS * PLANES;
 constexpr int PACKED_INVERSE = PACKED_FACTORS + HIDDEN_CHUNKS * FACTORS;
 constexpr int PACKED_BYTES = PACKED_INVERSE + 16;
 
-// Rounds the 8 inputs of each lane (`8 lane ..` of the chunk) and stores the chunk's planes and factors; `times` multiplies what a
-// lane's group counts for.
-// 127 * 256 keeps the high byte within a signed one.
-constexpr float LARGEST_ROUNDED = 32512.0f;
-__device__ __forceinline__ void round_chunk(const float (&v)[8], float times, u8* planes, float2* factors, int lane) {
-  const float largest = lanes_max<8>(fmaxf(fmaxf(fmaxf(fabsf(v[0]), fabsf(v[1])), fmaxf(fabsf(v[2]), fabsf(v[3]))),
-                                           fmaxf(fmaxf(fabsf(v[4]), fabsf(v[5])), fmaxf(fabsf(v[6]), fabsf(v[7])))));
-  const float inverse = largest > 0.0f ? __fdividef(LARGEST_ROUNDED, largest) : 0.0f;
-  const float scale = largest * (1.0f / LARGEST_ROUNDED);
-  // 1.5 * 2^23 has room for a signed number in its lowest bits: adding it rounds, without a conversion. q = 256 high + low with
-  // both signed; of q + 128 the second byte is high, and the first one low + 128.
-  constexpr float ROUNDER = 12582912.0f + 128.0f;
-  int q[8], sum = (int)(0u - 8u * (0x4b400000u + 128u));
+// The 8 inputs of each lane (`8 lane ..` of a chunk) as integers: q = rint(x / scale), the scale a power of two such that the largest of
+// eight lanes' 64 inputs becomes 1024 to 2048. Eleven bits and a sign are what f16 holds exactly (gemm_wgmma.cuh), and a power of
+// two can be multiplied into anything without rounding it.
+constexpr u32 EXPONENT = 0x7f800000u, EXPONENT_ONE = 0x00800000u;
+constexpr u32 ROUNDED_BITS = 10;  // of the largest, below its first
+struct Rounded {
+  // 1.5 * 2^23 has room for a signed number in its lowest bits: adding it rounds, without a conversion.
+  static constexpr float ROUNDER = 12582912.0f + 128.0f;
+  int q[8];  // ROUNDER's bits and the integer
+  int sum;   // of the group's integers
+  float scale;
+  __device__ __forceinline__ explicit Rounded(const float (&v)[8]) {
+    const float largest = lanes_max<8>(fmaxf(fmaxf(fmaxf(fabsf(v[0]), fabsf(v[1])), fmaxf(fabsf(v[2]), fabsf(v[3]))),
+                                             fmaxf(fmaxf(fabsf(v[4]), fabsf(v[5])), fmaxf(fabsf(v[6]), fabsf(v[7])))));
+    // Neither the scale nor its inverse leaves the normal numbers, whatever the largest is.
+    const u32 power = max(__float_as_uint(largest) & EXPONENT, (ROUNDED_BITS + 1) * EXPONENT_ONE) - ROUNDED_BITS * EXPONENT_ONE;
+    const float inverse = __uint_as_float(2 * 127 * EXPONENT_ONE - power);
+    scale = __uint_as_float(power);
+    sum = (int)(0u - 8u * (0x4b400000u + 128u));
 #pragma unroll
-  for (int e = 0; e < 8; ++e) {
-    q[e] = __float_as_int(__fmaf_rn(v[e], inverse, ROUNDER));
-    sum += q[e];
+    for (int e = 0; e < 8; ++e) {
+      q[e] = __float_as_int(__fmaf_rn(v[e], inverse, ROUNDER));
+      sum += q[e];
+    }
+#pragma unroll
+    for (int bit = 1; bit < 8; bit *= 2) sum += __shfl_xor_sync(~0u, sum, bit);
   }
-#pragma unroll
-  for (int bit = 1; bit < 8; bit *= 2) sum += __shfl_xor_sync(~0u, sum, bit);
+  __device__ __forceinline__ float value(int e) const { return __int_as_float(q[e]) - ROUNDER; }
+};
+
+// Rounds and stores a chunk's planes and factors: q = 256 high + low with both signed; of q + 128 the second byte is high, and the
+// first one low + 128.
+__device__ __forceinline__ void round_chunk(const float (&v)[8], u8* planes, float2* factors, int lane) {
+  const Rounded rounded(v);
+  const auto& q = rounded.q;
   const auto pack = [&](int first, u32 selector) {
     return __byte_perm(__byte_perm(q[first], q[first + 2], selector), __byte_perm(q[first + 4], q[first + 6], selector), 0x5410);
   };
@@ -48,7 +63,7 @@ __device__ __forceinline__ void round_chunk(const float (&v)[8], float times, u8
   const int group = lane / 8, piece = lane % 8;
   *(uint2*)(planes + group * 128 + piece * 8) = high;
   *(uint2*)(planes + group * 128 + 64 + piece * 8) = low;
-  if (piece == 0) factors[group] = make_float2(scale * times, scale * (float)sum * times);
+  if (piece == 0) factors[group] = make_float2(rounded.scale, rounded.scale * (float)rounded.sum);
 }
 
 // One row's chunk as the right operand: of the columns, this lane has plane `lane / 4 % 2` of group `lane / 8`.
@@ -235,7 +250,7 @@ template <> constexpr bool has_factor<NoFactor> = false;
 // Tiles `first .. first + count` of `matrix`: S::PER_BLOCK, fewer only in the last block. Rows 0 .. all_rows, in groups of S::ROWS
 // that blockIdx.y counts; where all tiles are in shared memory at once, fewer blocks can take several groups each.
 // `begin()` is called after the wait. `load(row, k, v)` gives eight inputs of a row; with NORM they are squared for the RMS norm
-// and multiplied by `norm`. `factor(row, group)` multiplies a group's scale. `prior(row, n)` is read early,
+// and multiplied by `norm`. `factor(row, group)` multiplies a group's inputs. `prior(row, n)` is read early,
 // `store(row, n, value, prior)` gets the result.
 template <class S, bool NORM, class Begin, class Load, class Factor, class Prior, class Store>
 __device__ __forceinline__ void project(u8* shared, const u8* matrix, int first, int count, int all_rows, const float* norm, Begin begin,
@@ -277,9 +292,15 @@ __device__ __forceinline__ void project(u8* shared, const u8* matrix, int first,
       // In a batch, the warps of a chunk share its rows.
 #pragma unroll(ROWS == 1 ? 1 : 2)
       for (int row = ROWS == 1 ? 0 : tile_lane; row < (ROWS == 1 ? 1 : rows); row += ROWS == 1 ? 1 : LANES) {
-        float times = 1.0f, v[8];
-        if constexpr (has_factor<Factor>) times = factor(row0 + row, chunk * 4 + lane / 8);
-        load(row0 + row, k, v);
+        float v[8];
+        if constexpr (has_factor<Factor>) {
+          const float times = factor(row0 + row, chunk * 4 + lane / 8);
+          load(row0 + row, k, v);
+#pragma unroll
+          for (int e = 0; e < 8; ++e) v[e] = __fmul_rn(v[e], times);
+        } else {
+          load(row0 + row, k, v);
+        }
         if (NORM) {
           squared = 0.0f;
 #pragma unroll
@@ -289,7 +310,7 @@ __device__ __forceinline__ void project(u8* shared, const u8* matrix, int first,
             if (lane == 0) squares[chunk * ROWS + row] = squared;
           }
         }
-        round_chunk(v, times, planes + row * PLANES, factors + row * 4, lane);
+        round_chunk(v, planes + row * PLANES, factors + row * 4, lane);
       }
     }
     if (ROWS > 1 && LANES > 1) __syncthreads();

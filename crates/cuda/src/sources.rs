@@ -10,7 +10,7 @@ use lily_model::geometry::Geometry;
 use crate::error::CudaError;
 
 /// What the kernels include.
-pub const HEADERS: [(&str, &str); 7] = [
+pub const HEADERS: [(&str, &str); 9] = [
     ("common.cuh", include_str!("../kernels/common.cuh")),
     ("tiles.cuh", include_str!("../kernels/tiles.cuh")),
     ("choice.cuh", include_str!("../kernels/choice.cuh")),
@@ -18,6 +18,8 @@ pub const HEADERS: [(&str, &str); 7] = [
     ("attention.cuh", include_str!("../kernels/attention.cuh")),
     ("prompt.cuh", include_str!("../kernels/prompt.cuh")),
     ("gemm.cuh", include_str!("../kernels/gemm.cuh")),
+    ("gemm_mma.cuh", include_str!("../kernels/gemm_mma.cuh")),
+    ("gemm_wgmma.cuh", include_str!("../kernels/gemm_wgmma.cuh")),
 ];
 
 /// A file of kernels, compiled by itself.

@@ -104,7 +104,7 @@ impl Target {
         }
     }
 
-    /// Bytes of a row of what the experts multiply: rounded to 16 bits with their factors and the norm's, or f32.
+    /// Bytes of a row of what the experts multiply: rounded integers with their factors and the norm's, or f32.
     pub fn packed_bytes(self, hidden: usize) -> usize {
         match self {
             Target::Cuda { .. } => hidden.div_ceil(CHUNK_INPUTS) * ACTIVATION_CHUNK_BYTES + PACKED_ROW_BYTES,
