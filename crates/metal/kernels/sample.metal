@@ -166,13 +166,14 @@ inline uint bin_of(Row of, float logit) {
 inline bool is_counted(Row of) { return of.how->top_k != 0; }
 inline bool is_filtered(Row of) { return is_counted(of) || of.how->top_p < 1.0f; }
 
+inline ulong larger(ulong a, ulong b) { return a < b ? b : a; }
 // The largest of a threadgroup's orders, in every thread. `simds`: 8 words.
 inline ulong largest_of_all(ulong mine, threadgroup ulong* simds, uint simd, uint lane) {
-  for (int bit = SIMD / 2; bit > 0; bit /= 2) mine = max(mine, as_type<ulong>(simd_shuffle_xor(as_type<uint2>(mine), ushort(bit))));
+  for (int bit = SIMD / 2; bit > 0; bit /= 2) mine = larger(mine, as_type<ulong>(simd_shuffle_xor(as_type<uint2>(mine), ushort(bit))));
   threadgroup_barrier(mem_flags::mem_threadgroup);
   if (lane == 0) simds[simd] = mine;
   threadgroup_barrier(mem_flags::mem_threadgroup);
-  for (uint i = 0; i < THREADS / SIMD; ++i) mine = max(mine, simds[i]);
+  for (uint i = 0; i < THREADS / SIMD; ++i) mine = larger(mine, simds[i]);
   return mine;
 }
 struct Sums {
@@ -257,7 +258,7 @@ kernel void sample_largest(device const Step* step [[buffer(0)]],
     if (token >= VOCAB) break;
     const float logit = logit_at(of, token);
     if (!(of.logits[token] < INFINITY)) largest = ANY_BROKEN;
-    if (logit > -INFINITY) largest = max(largest, order_of(logit, token));
+    if (logit > -INFINITY) largest = larger(largest, order_of(logit, token));
   }
   largest = largest_of_all(largest, simds, simd, lane);
   if (thread_index == 0) notes->largest[group.x] = largest;
@@ -322,7 +323,7 @@ inline Edge edge_of(Row of, threadgroup ulong* simds, threadgroup ulong* slot, u
   }
   const Sums sums = sums_of_all(mine, simds, simd, lane);
   const ulong share = whole(multiply(of_float(of.how->top_p), of_integer(sums.all)));
-  const ulong enough = is_counted(of) ? of.how->top_k : max(share, 1ul);
+  const ulong enough = is_counted(of) ? of.how->top_k : larger(share, 1);
   if (thread_index == 0 && sums.all < enough) slot[0] = BINS - 1, slot[1] = sums.all, slot[2] = 0;
   ulong before = sums.before;
   for (uint i = 0; i < bins; ++i) {
@@ -446,7 +447,7 @@ inline ulong cutoff(Row of, Undecided undecided, Edge edge, Tools tools) {
   }
   if (of.how->top_p < 1.0f) {
     const ulong share = whole(multiply(of_float(of.how->top_p), of_integer(all)));
-    cut = max(cut, reaches(of, undecided, false, max(share, 1ul) - before, tools));
+    cut = larger(cut, reaches(of, undecided, false, larger(share, 1) - before, tools));
   }
   return cut;
 }

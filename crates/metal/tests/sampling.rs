@@ -216,12 +216,11 @@ impl Choice {
         geometry.vocab = vocab;
         let shape = Shape { rows: ROWS, context: 64, sampled: true };
         let plan = decode::record(&Weights::outline(&geometry), Target::APPLE_MAX, shape);
-        let first =
-            plan.dispatches.iter().position(|dispatch| dispatch.kernel.starts_with("sample_")).unwrap();
+        let first = plan.dispatches.iter().position(|dispatch| dispatch.stage == Stage::Sample).unwrap();
         let library = gpu.compile(&sources::source(Stage::Sample, &geometry)).unwrap();
         let pipeline = |name: &'static str| (name, gpu.pipeline(&library, name).unwrap());
         let pipelines = plan.dispatches[first..].iter().map(|dispatch| pipeline(dispatch.kernel)).collect();
-        let buffers = ["step", "row_recipes", "logits", "notes", "sampled", "tokens"].map(|name| {
+        let buffers = ["step", "row_recipes", "logits", "best", "notes", "sampled", "tokens"].map(|name| {
             let bytes = plan.buffers.iter().find(|buffer| buffer.name == name).unwrap().bytes;
             (name.to_owned(), gpu.allocate(name, bytes as usize).unwrap())
         });
@@ -229,7 +228,7 @@ impl Choice {
         Choice { gpu, vocab, plan, first, pipelines, buffers: buffers.into(), recipes }
     }
 
-    /// The tokens of rows of logits; those without a recipe have none.
+    /// The tokens of rows of logits; those without a recipe are greedy.
     fn tokens(
         &mut self,
         rows: &[(Option<&Recipe>, &[f32])],
@@ -241,13 +240,15 @@ impl Choice {
         let mut block = vec![0; StepLayout::BYTES];
         step::write(&mut block, &segments, &(0..rows.len() as u32).collect::<Vec<_>>());
         self.buffers["step"].write(0, &block);
-        self.buffers["tokens"].write(0, &[0xff; ROWS * 4]);
+        let blocks = Target::APPLE_MAX.dense_blocks(self.vocab, ROWS);
         for (row, (recipe, logits)) in rows.iter().enumerate() {
             let number = recipe.map_or(NONE, Recipe::number);
             self.buffers["row_recipes"].write(row * 4, &number.to_le_bytes());
             let logits: Vec<u8> = logits.iter().flat_map(|logit| logit.to_le_bytes()).collect();
             self.buffers["logits"].write(row * self.vocab * 4, &logits);
         }
+        let best: Vec<u8> = rows.iter().flat_map(|(_, logits)| largest(logits, blocks)).collect();
+        self.buffers["best"].write(0, &best);
         let place = |name: &str| match name {
             "recipes" => self.recipes.recipes().clone(),
             "tables" => self.recipes.tables().clone(),
@@ -256,9 +257,12 @@ impl Choice {
         let dispatches: Vec<Dispatch<Emulator>> = (self.first..self.plan.dispatches.len())
             .map(|index| {
                 let dispatch = &self.plan.dispatches[index];
-                let buffer = |arg: &Arg| match *arg {
-                    Arg::Buffer(id, 0) => place(&self.plan.buffers[id.0].name),
-                    ref other => panic!("{} has {other:?}", dispatch.kernel),
+                let argument = |arg: &Arg| match *arg {
+                    Arg::Buffer(id, offset) => Argument::Buffer {
+                        buffer: place(&self.plan.buffers[id.0].name),
+                        offset: offset as usize,
+                    },
+                    Arg::Value(value) => Argument::Bytes(value.to_le_bytes().into()),
                 };
                 let touch = |access: &lily_gpu::plan::Access| {
                     let buffer = place(&self.plan.buffers[access.buffer.0].name);
@@ -269,11 +273,7 @@ impl Choice {
                 Dispatch {
                     label: dispatch.kernel.into(),
                     pipeline: self.pipelines[dispatch.kernel].clone(),
-                    arguments: dispatch
-                        .args
-                        .iter()
-                        .map(|arg| Argument::Buffer { buffer: buffer(arg), offset: 0 })
-                        .collect(),
+                    arguments: dispatch.args.iter().map(argument).collect(),
                     threadgroup_memory: vec![],
                     grid: dispatch.grid,
                     threads: dispatch.threads,
@@ -286,9 +286,7 @@ impl Choice {
         let tokens = words(&self.buffers["tokens"], rows.len());
         // What the next step begins with, too.
         let sampled = words(&self.buffers["sampled"], rows.len());
-        for (row, (recipe, _)) in rows.iter().enumerate() {
-            assert!(recipe.is_none() || sampled[row] == tokens[row]);
-        }
+        assert_eq!(sampled, tokens);
         tokens
     }
 
@@ -318,6 +316,20 @@ impl Choice {
             }
         }
     }
+}
+
+/// What each of the head's `blocks` threadgroups leaves of a row: its largest logit and that one's token, or a NaN that it has.
+fn largest(logits: &[f32], blocks: usize) -> Vec<u8> {
+    let block = |number: usize| {
+        let mut best = (f32::NEG_INFINITY, logits.len() as u32);
+        for (token, &logit) in (0..).zip(logits).skip(number).step_by(blocks) {
+            if logit > best.0 || logit.is_nan() {
+                best = (logit, token);
+            }
+        }
+        [best.0.to_bits(), best.1]
+    };
+    (0..blocks).flat_map(block).flat_map(u32::to_le_bytes).collect()
 }
 
 /// Bell-shaped, with favourites, and tokens that are never chosen.
@@ -408,9 +420,11 @@ fn a_row_that_is_broken_has_no_token_and_the_others_have_theirs() {
             (Some(&recipe[2]), &infinite),
         ];
         let expected = host.sample(&mut good.clone()).unwrap().token;
-        assert_eq!(choice.tokens(&rows, &before), [BROKEN, expected, u32::MAX, BROKEN]);
+        let greedy = Sampler::new(SamplingParams::default(), &[]).sample(&mut good.clone()).unwrap().token;
+        assert_eq!(choice.tokens(&rows, &before), [BROKEN, expected, greedy, BROKEN]);
         before.clear();
         // A bias makes nothing of what is not there.
         assert_eq!(choice.tokens(&[(Some(&recipe[3]), &none)], &[]), [BROKEN]);
     }
+    assert_eq!(choice.tokens(&[(None, &nan), (None, &infinite), (None, &none)], &[]), [BROKEN; 3]);
 }
