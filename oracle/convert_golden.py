@@ -232,6 +232,7 @@ def source(args):
 
 def demo(args):
     """What `dequantize.py` does, in bf16 and without PyTorch."""
+    rng = np.random.default_rng(10)
     args.out.mkdir(parents=True)
     write_text_side(args.demo, args.out)
     fields = json.loads((args.demo / "checkpoint" / "config.json").read_text())
@@ -247,6 +248,10 @@ def demo(args):
             scales = raw[f"{module}.scales"]
             bits = tensor.shape[-1] * 32 // (scales.shape[-1] * 64)
             tensor = mx.dequantize(tensor, scales, raw[f"{module}.biases"], group_size=64, bits=bits)
+            if args.noise:
+                steps = mx.repeat(mx.abs(scales), 64, axis=-1).astype(mx.float32)
+                noise = mx.array(rng.uniform(-args.noise, args.noise, tensor.shape).astype(np.float32))
+                tensor = (tensor.astype(mx.float32) + noise * steps).astype(mx.bfloat16)
         elif name.endswith("conv1d.weight"):
             tensor = mx.moveaxis(tensor, 1, 2)
         elif name.endswith("norm.weight") and "linear_attn" not in name:
@@ -297,6 +302,7 @@ def main():
     command = commands.add_parser("demo")
     command.add_argument("--demo", type=Path, required=True)
     command.add_argument("--out", type=Path, required=True)
+    command.add_argument("--noise", type=float, default=0.0, help="move weights by up to this part of their group's step")
     command.set_defaults(run=demo)
     command = commands.add_parser("compare")
     command.add_argument("unquantized", type=Path)

@@ -61,7 +61,7 @@ tools have fetched), HF_TOKEN who asks, HF_ENDPOINT which hub, HF_HUB_OFFLINE=1 
 same command goes on from what is here.";
 
 /// What `lily convert` needs and gives.
-const CONVERT_NOTES: &str = "The values are those of `mlx_lm.convert --quantize --dtype bfloat16`: groups of 64, the gates of \
+const CONVERT_NOTES: &str = "Without --optimize the values are those of `mlx_lm.convert --quantize --dtype bfloat16`: groups of 64, the gates of \
 the experts in 8 bits, the rest in 4. Qwen3.6-35B-A3B takes 70 GB of disk before and 20 GB after; memory stays below 1 GB. \
 Whatever ends it, the same command goes on after the weight files that are whole.";
 
@@ -296,6 +296,9 @@ pub struct ConvertArgs {
     /// Directory to write to: one that does not exist, is empty, or holds what an interrupted run left
     #[arg(value_name = "DST")]
     pub to: PathBuf,
+    /// Search scale and bias of every group for the least squared error, in the same format, instead of taking MLX's
+    #[arg(long)]
+    pub optimize: bool,
     /// Threads that convert [default: one for each logical processor]
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     pub threads: Option<usize>,

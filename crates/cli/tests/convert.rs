@@ -92,6 +92,21 @@ fn the_converted_demo_answers_as_before_and_took_less_memory_than_its_source_has
 }
 
 #[test]
+fn the_demo_with_optimized_groups_answers_too_and_is_another_file() {
+    let from = source(Dtype::BF16);
+    let [plain, optimized] = [vec![], vec!["--optimize"]].map(|flags| {
+        let to = TempDir::new().unwrap();
+        let output = run(&mut convert(from.path(), to.path(), &flags));
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        to
+    });
+    assert!(tensors(plain.path()) != tensors(optimized.path()));
+    let model = optimized.path().to_str().unwrap();
+    let chat = run(&mut lily(&["chat", "--model-path", model, "What is 17 + 25?"]));
+    assert_eq!(text(&chat.stdout), "42\n", "{}", text(&chat.stderr));
+}
+
+#[test]
 fn a_killed_conversion_goes_on_with_what_is_missing() {
     let from = source(Dtype::BF16);
     let reference = TempDir::new().unwrap();

@@ -2,7 +2,8 @@
 //!
 //! **In**: a directory in Hugging Face's layout, or an unquantized one in MLX's, of BF16, F16 or F32 tensors. **Out**:
 //! the modules of [`crate::layout`], quantized by [`crate::quantize`], with `config.json`, index, tokenizer and
-//! template. Every value is the one that `mlx_lm.convert --quantize --dtype bfloat16` writes, to the bit: elements
+//! template. Every value is the one that `mlx_lm.convert --quantize --dtype bfloat16` writes, to the bit, unless
+//! [`Rounding::LeastSquares`] is asked for: elements
 //! become bf16 first; norms that are stored minus one get it back, in the type that they are stored in; the taps of the
 //! convolution change places with its empty dimension; fused gate and up projections of the experts are taken apart;
 //! `A_log` keeps its type; vision tower and multi-token-prediction head are left out. A tensor that the architecture does
@@ -31,6 +32,7 @@ use crate::error::ModelError;
 use crate::layout::{self, Module};
 use crate::load::{self, LoadReport};
 use crate::names::Skipped;
+use crate::quantize::Rounding;
 use crate::safetensors::{Dtype, INDEX_FILE, Tensors};
 use crate::shards::{self, pretty, temporary, write_error};
 use crate::source::Source;
@@ -60,6 +62,8 @@ pub struct Options {
     pub threads: usize,
     /// Most bytes of tensors in a weight file, unless a single module has more.
     pub shard_bytes: u64,
+    /// How scales and biases are found.
+    pub rounding: Rounding,
 }
 
 /// What was written.
@@ -112,7 +116,7 @@ pub fn convert(
     let claim = Claim::take(to, &journal(from, options)?)?;
     let whole: Vec<bool> = shards.iter().map(|shard| shard.is_whole(to)).collect();
     require_room(to, &shards, &whole).inspect_err(|_| claim.give_up())?;
-    work::write(from, to, &shards, &whole, options.threads, progress)?;
+    work::write(from, to, &shards, &whole, options, progress)?;
 
     let entries = shards.iter().flat_map(Shard::entries);
     put(to, INDEX_FILE, &shards::index(entries, bytes))?;
@@ -189,7 +193,7 @@ fn quantized_config(mut config: Value, modules: &[Module]) -> Value {
 }
 
 /// What an interrupted conversion must have been of, to be gone on with: the source's files by name, size and time of
-/// change, and how they are cut.
+/// change, how they are rounded and how they are cut.
 fn journal(from: &Path, options: &Options) -> Result<Value, ModelError> {
     let failed = |reason| ModelError::Io { file: from.display().to_string(), reason };
     let mut files = Vec::new();
@@ -209,7 +213,11 @@ fn journal(from: &Path, options: &Options) -> Result<Value, ModelError> {
         }));
     }
     files.sort_by_key(|file| file["name"].as_str().map(str::to_owned));
-    Ok(json!({"format": 1, "shard_bytes": options.shard_bytes, "source": files}))
+    let rounding = match options.rounding {
+        Rounding::Mlx => "mlx",
+        Rounding::LeastSquares => "least squares",
+    };
+    Ok(json!({"format": 1, "shard_bytes": options.shard_bytes, "rounding": rounding, "source": files}))
 }
 
 /// Refuses where the disk cannot hold what is not here yet. What broken-off files take is theirs again.

@@ -4,7 +4,9 @@
 //! and the scale is a whole fraction of it, near a fifteenth (4-bit) or a 255th (8-bit) of the group's range, so that
 //! zero is met as well. Elements are rounded to the nearest step, halves to even. All of it is f32; scale and bias
 //! become bf16 at the end, after the elements were chosen under the f32 ones. The facts are those of
-//! `mlx/backend/cpu/quantized.cpp`; [`crate::affine`] is the way back.
+//! `mlx/backend/cpu/quantized.cpp`; [`crate::affine`] is the way back. [`Rounding::LeastSquares`] departs from it.
+
+mod fit;
 
 use half::bf16;
 
@@ -17,6 +19,16 @@ const SMALLEST_STEP: f32 = 1e-7;
 const WHOLE: f32 = 12_582_912.0;
 /// Elements that are looked at side by side.
 const LANES: usize = 16;
+
+/// How scale and bias of a group are found.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Rounding {
+    /// As MLX finds them, to the bit.
+    #[default]
+    Mlx,
+    /// So that the squared error is least.
+    LeastSquares,
+}
 
 /// A group that the format cannot hold: an element is infinite or not a number, or the range of all is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,7 +51,12 @@ pub struct AffineRow<'a> {
 ///
 /// # Panics
 /// Where `format` is not affine or a length is not what the others ask for.
-pub fn quantize_row(format: Format, row: &[f32], out: AffineRow<'_>) -> Result<(), NotFinite> {
+pub fn quantize_row(
+    format: Format,
+    rounding: Rounding,
+    row: &[f32],
+    out: AffineRow<'_>,
+) -> Result<(), NotFinite> {
     assert!(format.is_affine() && row.len().is_multiple_of(GROUP_SIZE), "whole groups of an affine format");
     assert_eq!(out.data.len(), format.row_bytes(row.len()), "packed elements for the row");
     let (groups, _) = row.as_chunks::<GROUP_SIZE>();
@@ -53,7 +70,12 @@ pub fn quantize_row(format: Format, row: &[f32], out: AffineRow<'_>) -> Result<(
     let mut elements = [0; GROUP_SIZE];
     let packed = out.data.chunks_exact_mut(format.row_bytes(GROUP_SIZE));
     for (((group, packed), scale_out), bias_out) in groups.iter().zip(packed).zip(scales).zip(biases) {
-        let (scale, bias) = scale_and_bias(group, highest)?;
+        let (low, high) = ends(group)?;
+        let mut line = scale_and_bias(low, high, highest);
+        if rounding == Rounding::LeastSquares {
+            line = fit::fit(group, highest, line, low, high);
+        }
+        let (scale, bias) = line;
         choose(group, scale, bias, highest, &mut elements);
         if format == Format::Affine8 {
             packed.copy_from_slice(&elements);
@@ -68,8 +90,8 @@ pub fn quantize_row(format: Format, row: &[f32], out: AffineRow<'_>) -> Result<(
     Ok(())
 }
 
-/// Scale and bias of a group whose elements are 0 to `highest`.
-fn scale_and_bias(group: &[f32; GROUP_SIZE], highest: f32) -> Result<(f32, f32), NotFinite> {
+/// The least and the greatest of a group.
+fn ends(group: &[f32; GROUP_SIZE]) -> Result<(f32, f32), NotFinite> {
     let (mut low, mut high) = ([f32::INFINITY; LANES], [f32::NEG_INFINITY; LANES]);
     // Zero as long as all are finite.
     let mut strays = [0.0; LANES];
@@ -84,15 +106,19 @@ fn scale_and_bias(group: &[f32; GROUP_SIZE], highest: f32) -> Result<(f32, f32),
     }
     let low = low.into_iter().fold(f32::INFINITY, f32::min);
     let high = high.into_iter().fold(f32::NEG_INFINITY, f32::max);
-    let range = high - low;
-    if strays.iter().any(|&stray| stray != 0.0) || !range.is_finite() {
+    if strays.iter().any(|&stray| stray != 0.0) || !(high - low).is_finite() {
         return Err(NotFinite);
     }
-    let step = (range / highest).max(SMALLEST_STEP);
+    Ok((low, high))
+}
+
+/// MLX's scale and bias of a group from `low` to `high` whose elements are 0 to `highest`.
+fn scale_and_bias(low: f32, high: f32, highest: f32) -> (f32, f32) {
+    let step = ((high - low) / highest).max(SMALLEST_STEP);
     // The scale points from the edge towards the rest.
     let (edge, scale) = if low.abs() > high.abs() { (low, step) } else { (high, -step) };
     let steps = (edge / scale).round_ties_even();
-    Ok(if steps == 0.0 { (scale, 0.0) } else { (edge / steps, edge) })
+    if steps == 0.0 { (scale, 0.0) } else { (edge / steps, edge) }
 }
 
 /// The elements nearest to `group`.

@@ -6,6 +6,7 @@ use std::thread;
 
 use indicatif::DecimalBytes;
 use lily_model::convert::{Options, convert};
+use lily_model::quantize::Rounding;
 
 use crate::args::ConvertArgs;
 use crate::{machine, models, progress};
@@ -14,7 +15,8 @@ use crate::{machine, models, progress};
 pub fn run(args: &ConvertArgs) -> anyhow::Result<()> {
     let from = models::find(&args.from)?.dir;
     let threads = args.threads.unwrap_or_else(|| thread::available_parallelism().map_or(1, NonZero::get));
-    let options = Options { threads, shard_bytes: args.shard_bytes };
+    let rounding = if args.optimize { Rounding::LeastSquares } else { Rounding::Mlx };
+    let options = Options { threads, shard_bytes: args.shard_bytes, rounding };
     let bar = progress::bytes("converting");
     let converted = convert(&from, &args.to, &options, &|done, total| {
         bar.set_length(total);

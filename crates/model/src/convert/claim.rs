@@ -79,8 +79,8 @@ impl Claim {
         } else if found != wanted {
             return Err(ModelError::file(
                 place(),
-                "it holds an unfinished conversion of another checkpoint, of this one before it was changed, or into \
-                 files of another size; delete it to start anew, or name another directory",
+                "it holds an unfinished conversion of another checkpoint, of this one before it was changed, or with \
+                 other flags; delete it to start anew, or name another directory",
             ));
         }
         Ok(Claim { dir: dir.to_owned(), journal: file, made })

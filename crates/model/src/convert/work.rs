@@ -9,10 +9,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use half::{bf16, f16};
 
+use super::Options;
 use super::origin::Part;
 use crate::error::ModelError;
 use crate::layout::Kind;
-use crate::quantize::{AffineRow, NotFinite, quantize_row};
+use crate::quantize::{AffineRow, NotFinite, Rounding, quantize_row};
 use crate::safetensors::Dtype;
 use crate::shards::{self, temporary, write_error};
 use crate::weights::GROUP_SIZE;
@@ -109,7 +110,7 @@ pub fn write(
     to: &Path,
     shards: &[Shard],
     whole: &[bool],
-    threads: usize,
+    options: &Options,
     progress: &(dyn Fn(u64, u64) + Sync),
 ) -> Result<(), ModelError> {
     let mut pieces = Vec::new();
@@ -132,6 +133,7 @@ pub fn write(
         shards,
         pieces: &pieces,
         outputs: &outputs,
+        rounding: options.rounding,
         next: AtomicUsize::new(0),
         failed: AtomicBool::new(false),
         done: AtomicU64::new(done),
@@ -141,7 +143,7 @@ pub fn write(
     progress(done, total);
     let first_error = Mutex::new(None);
     std::thread::scope(|scope| {
-        for _ in 0..threads.clamp(1, pieces.len().max(1)) {
+        for _ in 0..options.threads.clamp(1, pieces.len().max(1)) {
             scope.spawn(|| {
                 if let Err(error) = writing.work() {
                     writing.failed.store(true, Ordering::Relaxed);
@@ -176,6 +178,7 @@ struct Writing<'a> {
     shards: &'a [Shard],
     pieces: &'a [Piece],
     outputs: &'a [Output],
+    rounding: Rounding,
     next: AtomicUsize,
     failed: AtomicBool,
     done: AtomicU64,
@@ -191,7 +194,7 @@ impl Writing<'_> {
             let Some(piece) = self.pieces.get(self.next.fetch_add(1, Ordering::Relaxed)) else { break };
             let part = &self.shards[piece.shard].parts[piece.part];
             worker.read(self.from, part, piece)?;
-            worker.convert(part).map_err(|NotFinite| {
+            worker.convert(part, self.rounding).map_err(|NotFinite| {
                 let problem = format!(
                     "tensor `{}` holds numbers that are infinite, not numbers or too far apart for a group of \
                      {GROUP_SIZE} to hold them: the file is damaged, or the training that wrote it failed",
@@ -272,7 +275,7 @@ impl Worker {
     }
 
     /// What the bytes that were read become.
-    fn convert(&mut self, part: &Part) -> Result<(), NotFinite> {
+    fn convert(&mut self, part: &Part, rounding: Rounding) -> Result<(), NotFinite> {
         let origin = &part.origin;
         self.row.resize(origin.cols, 0.0);
         self.out.iter_mut().for_each(Vec::clear);
@@ -287,6 +290,7 @@ impl Worker {
             let groups = origin.cols / GROUP_SIZE * size_of::<bf16>();
             quantize_row(
                 format,
+                rounding,
                 &self.row,
                 AffineRow {
                     data: grow(data, format.row_bytes(origin.cols)),

@@ -10,6 +10,7 @@ use lily_model::checkpoint::{CONFIG_FILE, Checkpoint};
 use lily_model::convert::{Options, Summary, convert};
 use lily_model::demo;
 use lily_model::error::ModelError;
+use lily_model::quantize::Rounding;
 use lily_model::safetensors::{INDEX_FILE, SINGLE_FILE};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -63,7 +64,7 @@ fn source(config: &Value, model: &Model) -> TempDir {
 }
 
 fn options(threads: usize, shard_bytes: u64) -> Options {
-    Options { threads, shard_bytes }
+    Options { threads, shard_bytes, rounding: Rounding::Mlx }
 }
 
 fn run(from: &Path, to: &Path) -> Result<Summary, ModelError> {
@@ -154,6 +155,50 @@ fn what_is_written_is_a_checkpoint_that_lily_runs_with_weights_near_the_sources(
         json!({"group_size": 64, "bits": 8})
     );
     assert!(written.get("vision_config").is_none());
+}
+
+/// Squared error of each group of 64 in `model`, against `original`.
+fn errors(model: &[Vec<f32>], original: &[Vec<f32>]) -> Vec<f64> {
+    let square = |(w, original): (&f32, &f32)| f64::from(w - original).powi(2);
+    let pairs = model.iter().zip(original);
+    let groups = pairs.flat_map(|(model, original)| model.chunks(64).zip(original.chunks(64)));
+    groups.map(|(model, original)| model.iter().zip(original).map(square).sum()).collect()
+}
+
+#[test]
+fn least_squares_make_no_group_worse_and_all_together_much_better() {
+    let mut state = 1u64;
+    // The sum of four uniform numbers is near enough to what weights are like.
+    let mut draw = || -> f32 {
+        let uniform = || {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            (state >> 40) as f32 / (1 << 24) as f32 - 0.5
+        };
+        std::iter::repeat_with(uniform).take(4).sum()
+    };
+    let mut bell = |tensor: &Stored| {
+        let count: usize = tensor.shape.iter().product();
+        // As bf16 holds them, so that nothing but the groups is compared.
+        let values: Vec<f32> = (0..count).map(|_| half::bf16::from_f32(draw()).to_f32()).collect();
+        Stored::f32(&tensor.shape, &values)
+    };
+    let model: Model = golden(SOURCE).iter().map(|(name, tensor)| (name.clone(), bell(tensor))).collect();
+    let from = source(&config(), &model);
+    let weights = |dir: &Path| flatten(&Checkpoint::open(dir).unwrap().weights().unwrap());
+    let original = weights(from.path());
+    let [mlx, fitted] = [Rounding::Mlx, Rounding::LeastSquares].map(|rounding| {
+        let to = TempDir::new().unwrap();
+        let options = Options { rounding, ..options(2, SMALL_SHARDS) };
+        convert(from.path(), to.path(), &options, &|_, _| ()).unwrap();
+        errors(&weights(to.path()), &original)
+    });
+    for (mlx, fitted) in mlx.iter().zip(&fitted) {
+        // Up to the rounding of the sums by which they are compared.
+        assert!(*fitted <= mlx * 1.0001, "{fitted} where MLX has {mlx}");
+    }
+    let (mlx, fitted): (f64, f64) = (mlx.iter().sum(), fitted.iter().sum());
+    println!("squared error: MLX {mlx:.3}, least squares {fitted:.3}");
+    assert!(fitted < 0.85 * mlx, "{fitted} of {mlx}");
 }
 
 #[test]
