@@ -9,10 +9,10 @@
 //! `A_log` keeps its type; vision tower and multi-token-prediction head are left out. A tensor that the architecture does
 //! not have is refused, not dropped.
 //!
-//! **Memory**: each thread reads a piece of some MiB of the source ([`work`]), writes what it becomes where it belongs,
+//! **Memory**: each thread reads a piece of some MiB of the source (`work`), writes what it becomes where it belongs,
 //! and takes the next. Nothing else grows with the model.
 //!
-//! **Interruption**: a weight file is written beside its name, synced and renamed, and a journal ([`claim`]) says of which
+//! **Interruption**: a weight file is written beside its name, synced and renamed, and a journal (`claim`) says of which
 //! source. Whoever finds that journal goes on after the files that are whole; it is removed last.
 
 mod claim;
