@@ -2,6 +2,8 @@
 
 #[path = "support/process.rs"]
 mod process;
+#[path = "support/small_disk.rs"]
+mod small_disk;
 #[path = "../../cpu/tests/common/unquantized.rs"]
 mod unquantized;
 
@@ -18,8 +20,10 @@ use lily_model::safetensors::SINGLE_FILE;
 use process::{lily, run, text};
 use safetensors::Dtype;
 use serde_json::Value;
+use small_disk::SmallDisk;
 use tempfile::TempDir;
 
+const LILY: &str = env!("CARGO_BIN_EXE_lily");
 const GOLDEN: &str =
     concat!(env!("CARGO_MANIFEST_DIR"), "/../../oracle/golden/mlx_teacher_forced.safetensors");
 /// Longest wait for something that must happen soon; only a failing test waits so long.
@@ -146,10 +150,9 @@ fn a_full_disk_is_told_and_costs_nothing_that_was_done() {
     let (from, to) = (from.path(), to.path());
     // A limit on files stands for a full disk: of 2.2 MB files the writing of each fails on the way. Blocks are of 512 or
     // of 1024 bytes.
-    let program = env!("CARGO_BIN_EXE_lily");
     let limited = |blocks: u32| {
         let line = format!(
-            "trap '' XFSZ; ulimit -f {blocks}; exec {program} convert {} {} --shard-bytes 2200KB --threads 1",
+            "trap '' XFSZ; ulimit -f {blocks}; exec {LILY} convert {} {} --shard-bytes 2200KB --threads 1",
             from.display(),
             to.display()
         );
@@ -163,6 +166,29 @@ fn a_full_disk_is_told_and_costs_nothing_that_was_done() {
     assert!(output.status.success(), "{}", text(&output.stderr));
     let chat = run(&mut lily(&["chat", "--model-path", to.to_str().unwrap(), "What is 17 + 25?"]));
     assert_eq!(text(&chat.stdout), "42\n");
+}
+
+#[cfg(unix)]
+#[test]
+fn a_disk_that_is_too_small_is_told_before_anything_is_written() {
+    let from = source(Dtype::BF16);
+    let dir = TempDir::new().unwrap();
+    // Not every system lets a test mount something; CI's does, and `SmallDisk` knows it.
+    let Some(disk) = SmallDisk::mount(dir.path(), 24_000_000) else {
+        println!("no disk was too small: nothing can be mounted in a namespace here");
+        return;
+    };
+    let to = dir.path().join("out");
+    let convert =
+        || run(&mut disk.command(LILY, &["convert", from.path().to_str().unwrap(), to.to_str().unwrap()]));
+    disk.fill(4_000_000);
+    let told = sentence(&convert());
+    assert!(told.contains("bytes free and 12") && told.contains("more, or choose another disk"), "{told}");
+    assert!(!disk.seen().join("out").exists());
+    disk.empty();
+    let output = convert();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert!(disk.seen().join("out").join(CONFIG_FILE).exists());
 }
 
 #[test]
