@@ -12,6 +12,7 @@ use lily_engine::sampler::{Sampler, SamplingParams};
 use lily_model::checkpoint::Checkpoint;
 use lily_model::geometry::Geometry;
 use lily_model::synth;
+use lily_model::weights::Weights;
 
 use crate::{Report, distance, open, sampling, stages, within};
 
@@ -36,9 +37,9 @@ const DECODED: usize = 256;
 const BATCHES: [usize; 2] = [8, 32];
 const BATCH_DEPTH: usize = 1024;
 
-/// Traces the checkpoint in `dir`, random weights that are written there first where it is not; or, `brief`, only measures
-/// how fast it runs.
-pub fn run(report: &mut Report, device: usize, dir: &Path, brief: bool) -> Result<(), String> {
+/// Looks at the checkpoint in `dir`, random weights that are written there first where it is not: `parts` of
+/// [`FULL_PARTS`](crate::FULL_PARTS).
+pub fn run(report: &mut Report, device: usize, dir: &Path, parts: &[&str]) -> Result<(), String> {
     if !dir.exists() {
         let start = Instant::now();
         synth::write(dir, &Geometry::qwen3_6_35b_a3b(), 0, &|_, _| {}).map_err(|error| error.to_string())?;
@@ -46,9 +47,33 @@ pub fn run(report: &mut Report, device: usize, dir: &Path, brief: bool) -> Resul
     }
     let checkpoint = Checkpoint::open(dir).map_err(|error| error.to_string())?;
     let weights = checkpoint.weights().map_err(|error| error.to_string())?;
+    if parts.iter().any(|part| *part != "stages") {
+        let start = Instant::now();
+        let mut cuda = open(&weights, device, CUDA_CONTEXT)?;
+        let (seconds, bytes) = (start.elapsed().as_secs_f64(), cuda.memory_plan().weights as f64 / 1e9);
+        println!("        loaded {bytes:.2} GB in {seconds:.1} s, {:.1} GB/s", bytes / seconds);
+        println!("        {}", cuda.memory_plan());
+        if parts.contains(&"speed") {
+            speed(&mut cuda).map_err(|error| error.to_string())?;
+        }
+        if parts.contains(&"sampling") {
+            sampling::equal(report, &mut cuda, "full size", DRAWN);
+        }
+        if parts.contains(&"logits") {
+            logits(report, cuda, &weights).map_err(|error| error.to_string())?;
+        }
+    }
+    if parts.contains(&"stages") {
+        stages::with_weights(report, "full size", &weights, device, &[("32 rows", &[(0, 32)])])?;
+    }
+    Ok(())
+}
+
+/// Compares the logits of the last positions of a prompt with plain f32's.
+fn logits(report: &mut Report, mut cuda: CudaBackend, weights: &Weights) -> Result<(), BackendError> {
     let vocab = weights.geometry.vocab;
     let tokens: Vec<u32> = (0..PROMPT as u32).map(|i| i.wrapping_mul(2_654_435_761) % vocab as u32).collect();
-    let logits = |backend: &mut dyn Backend| -> Result<Vec<f32>, BackendError> {
+    let of = |backend: &mut dyn Backend| -> Result<Vec<f32>, BackendError> {
         let sequence = backend.open(None)?;
         let (before, last) = tokens.split_at(PROMPT - POSITIONS);
         let ticket = backend.extend(sequence, before, Want::Nothing)?;
@@ -56,23 +81,11 @@ pub fn run(report: &mut Report, device: usize, dir: &Path, brief: bool) -> Resul
         let ticket = backend.extend(sequence, last, Want::AllLogits)?;
         Ok(backend.collect(ticket)?.remove(0).logits)
     };
-    let start = Instant::now();
-    let mut cuda = open(&weights, device, CUDA_CONTEXT)?;
-    let (seconds, bytes) = (start.elapsed().as_secs_f64(), cuda.memory_plan().weights as f64 / 1e9);
-    println!("        loaded {bytes:.2} GB in {seconds:.1} s, {:.1} GB/s", bytes / seconds);
-    println!("        {}", cuda.memory_plan());
-    let found = logits(&mut cuda).map_err(|error| error.to_string())?;
-    speed(&mut cuda).map_err(|error| error.to_string())?;
-    if brief {
-        return Ok(());
-    }
-    sampling::equal(report, &mut cuda, "full size", DRAWN);
+    let found = of(&mut cuda)?;
     drop(cuda);
     let options = CpuOptions { ctx_len: CONTEXT, numerics: Numerics::F32, ..CpuOptions::default() };
     let start = Instant::now();
-    let mut cpu = CpuBackend::new(weights.clone(), options).map_err(|error| error.to_string())?;
-    let expected = logits(&mut cpu).map_err(|error| error.to_string())?;
-    drop(cpu);
+    let expected = of(&mut CpuBackend::new(weights.clone(), options)?)?;
     println!("        plain f32 took {:.0} s", start.elapsed().as_secs_f64());
     let mut each: Vec<f32> =
         found.chunks(vocab).zip(expected.chunks(vocab)).map(|(a, b)| distance(a, b)).collect();
@@ -80,7 +93,7 @@ pub fn run(report: &mut Report, device: usize, dir: &Path, brief: bool) -> Resul
     println!("        by position: median {:.2e}, worst {:.2e}", each[POSITIONS / 2], each[POSITIONS - 1]);
     let name = format!("full size, logits of the last {POSITIONS} of {PROMPT} positions against plain f32");
     report.check(&name, within(distance(&found, &expected), LOGITS));
-    stages::with_weights(report, "full size", &weights, device, &[("32 rows", &[(0, 32)])])
+    Ok(())
 }
 
 /// Prints how fast prompts are read and tokens decoded.

@@ -2,16 +2,22 @@
 //!
 //! `lily-conformance [--device N] [--heldout FILE] [--only PART] [--brief]` runs alone on the built-in demo and on
 //! random weights that it writes itself, prints a line for each check, and ends with 1 where one of them fails.
-//! `--heldout` names the demo's held-out questions, `--only` one of the first four parts below; `--brief` draws fewer
-//! tokens, for a run under `compute-sanitizer`. `lily-conformance --full DIR` looks at a full-size checkpoint instead,
-//! and writes random weights of that size where there is no such directory; with `--brief` it measures speeds and
-//! checks nothing.
+//! `--heldout` names the demo's held-out questions; `--brief` draws fewer tokens, for a run under `compute-sanitizer`.
+//! `lily-conformance --full DIR` looks at a full-size checkpoint instead, and writes random weights of that size where
+//! there is no such directory. `--only` names one of the parts below.
 //!
+//! The demo:
 //! - `stages`: every stage against its f32 form, fed with what the card itself has before the stage.
 //! - `sequences`: the bits of an answer do not depend on chunks, batches, snapshots or exports.
 //! - `sampling`: what the card draws is what the host's sampler draws from the same logits.
 //! - `answers`: the demo's greedy tokens against the CPU backend's, and recall over thousands of tokens.
-//! - `full`: every stage of every layer of a full-size checkpoint, to its logits.
+//!
+//! A full-size checkpoint:
+//!
+//! - `speed`: prompts and decode, timed; nothing is checked.
+//! - `sampling`: as above, from the whole vocabulary.
+//! - `logits`: the last positions of a prompt against the CPU backend's plain f32, which takes minutes.
+//! - `stages`: every stage of every layer, with as many rows as a step has.
 
 mod answers;
 mod card;
@@ -90,8 +96,9 @@ struct Arguments {
     brief: bool,
 }
 
-/// What the demo is checked for.
+/// What the demo is checked for, and a full-size checkpoint.
 const PARTS: [&str; 4] = ["stages", "sequences", "sampling", "answers"];
+const FULL_PARTS: [&str; 4] = ["speed", "sampling", "logits", "stages"];
 
 fn arguments() -> Result<Arguments, String> {
     let mut arguments =
@@ -103,13 +110,7 @@ fn arguments() -> Result<Arguments, String> {
             "--device" => arguments.device = value()?.parse().map_err(|_| "--device needs a number")?,
             "--full" => arguments.full = Some(value()?.into()),
             "--heldout" => arguments.heldout = value()?.into(),
-            "--only" => {
-                let part = value()?;
-                if !PARTS.contains(&part.as_str()) {
-                    return Err(format!("--only takes one of {}, not {part}", PARTS.join(", ")));
-                }
-                arguments.only = Some(part);
-            }
+            "--only" => arguments.only = Some(value()?),
             "--brief" => arguments.brief = true,
             _ => {
                 return Err(format!(
@@ -118,18 +119,36 @@ fn arguments() -> Result<Arguments, String> {
             }
         }
     }
-    Ok(arguments)
+    let parts = arguments.parts();
+    match &arguments.only {
+        Some(part) if !parts.contains(&part.as_str()) => {
+            Err(format!("--only takes one of {}, not {part}", parts.join(", ")))
+        }
+        _ => Ok(arguments),
+    }
+}
+
+impl Arguments {
+    /// All parts that there are for what is looked at.
+    fn parts(&self) -> [&'static str; 4] {
+        if self.full.is_some() { FULL_PARTS } else { PARTS }
+    }
+
+    /// The parts that are wanted.
+    fn wanted(&self) -> impl Iterator<Item = &'static str> {
+        self.parts().into_iter().filter(|part| self.only.as_deref().is_none_or(|only| only == *part))
+    }
 }
 
 fn run() -> Result<usize, String> {
     let arguments = arguments()?;
     let mut report = Report::default();
     if let Some(dir) = &arguments.full {
-        full::run(&mut report, arguments.device, dir, arguments.brief)?;
+        full::run(&mut report, arguments.device, dir, &arguments.wanted().collect::<Vec<_>>())?;
         return Ok(report.failed);
     }
     let device = arguments.device;
-    for part in PARTS.into_iter().filter(|part| arguments.only.as_deref().is_none_or(|only| only == *part)) {
+    for part in arguments.wanted() {
         match part {
             "stages" => stages::run(&mut report, device)?,
             "sequences" => sequences::run(&mut report, device)?,
