@@ -43,7 +43,7 @@ pub enum Command {
     Inspect(InspectArgs),
     /// Score how well a model predicts a text, and how far one backend or checkpoint is from another
     Eval(EvalArgs),
-    /// Show what a GPU runs for one decoded token: kernels, what waits for what, bytes; needs no GPU
+    /// Show what a GPU runs for one decoded token or a prompt: kernels, what waits for what, bytes; needs no GPU
     Plan(PlanArgs),
     /// Write a checkpoint with random weights in the real layout, to measure speed and memory with
     Synth(SynthArgs),
@@ -348,12 +348,15 @@ pub struct PlanArgs {
     /// Directory of a checkpoint, or a repository of the hub [default: the shapes of Qwen3.6-35B-A3B, 4-bit]
     #[arg(long, value_name = "DIR|REPO")]
     pub model_path: Option<PathBuf>,
-    /// Positions of context that each sequence has
-    #[arg(long, value_name = "N", default_value_t = 256, value_parser = at_least_one)]
-    pub context: usize,
+    /// Positions of context that each sequence has [default: 256, or the tokens of --prefill]
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    pub context: Option<usize>,
     /// Sequences that are decoded together
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = at_least_one)]
     pub batch: usize,
+    /// The last N tokens of --context as a prompt, instead of a step of decode
+    #[arg(long, value_name = "N", value_parser = at_least_one, conflicts_with = "batch")]
+    pub prefill: Option<usize>,
     /// Write the dependencies into this file as a graph in Graphviz' language
     #[arg(long, value_name = "FILE")]
     pub dot: Option<PathBuf>,

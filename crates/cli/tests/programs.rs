@@ -84,6 +84,9 @@ fn what_goes_wrong_is_one_sentence_and_exit_code_1() {
         (&["chat", "hi", "--backend", "cuda", "--device", "99"], "driver"),
         (&["plan", "--backend", "cuda", "--batch", "33"], "--batch 33"),
         (&["plan", "--backend", "cuda", "--context", "999999"], "--context 999999"),
+        (&["plan", "--backend", "cuda", "--prefill", "5000"], "--prefill 5000"),
+        (&["plan", "--backend", "metal", "--prefill", "999999"], "--prefill 999999"),
+        (&["plan", "--backend", "metal", "--prefill", "50", "--context", "20"], "--context 20"),
         (&["plan", "--backend", "metal", "--dot", "/no/such/folder/out.dot"], "--dot"),
         (&["bench", "--plot", "/no/such/folder/out.svg"], "--plot"),
     ];
@@ -109,6 +112,44 @@ fn the_plan_of_a_token_is_printed_without_a_gpu() {
     assert!(graph.starts_with("digraph") && graph.matches(" -> ").count() >= 252, "{graph}");
 }
 
+/// The names of all stages.
+fn stages() -> impl Iterator<Item = &'static str> {
+    lily_gpu::stage::Stage::ALL.into_iter().map(|stage| stage.name())
+}
+
+#[test]
+fn the_plan_of_a_prompt_has_both_floors_of_every_stage() {
+    let flags = ["plan", "--backend", "cuda", "--prefill", "512", "--context", "4096"];
+    let printed = text(&run(&mut lily(&flags)).stdout);
+    for part in
+        ["512 tokens of a prompt after 3584 others", "dependencies", "GFLOP", "for bytes", "for operations"]
+    {
+        assert!(printed.contains(part), "{part} in:\n{printed}");
+    }
+    for stage in stages() {
+        let line = printed.lines().find(|line| line.split_whitespace().next() == Some(stage));
+        let fields = line.map(|line| line.split_whitespace().count());
+        assert_eq!(fields, Some(6), "{stage} in:\n{printed}");
+    }
+    assert!(!printed.to_lowercase().contains("estimate"), "{printed}");
+}
+
+#[test]
+fn metal_says_that_prompts_go_through_decode_and_that_estimates_are_not_measured() {
+    let prompt = text(&run(&mut lily(&["plan", "--backend", "metal", "--prefill", "100"])).stdout);
+    let token = text(&run(&mut lily(&["plan", "--backend", "metal"])).stdout);
+    for part in ["no program for prompts", "up to 32 tokens a step", "4 steps of", "GFLOP"] {
+        assert!(prompt.contains(part), "{part} in:\n{prompt}");
+    }
+    for printed in [prompt, token] {
+        assert!(stages().all(|stage| printed.contains(stage)), "{printed}");
+        let (_, estimates) = printed.split_once("Estimate, not measured").expect("a label");
+        for chip in ["M1 Max", "M2 Ultra", "M3 Max", "M4 Max", "M5 Max"] {
+            assert!(estimates.contains(chip), "{chip} in:\n{printed}");
+        }
+    }
+}
+
 #[test]
 fn a_wrong_flag_is_exit_code_2() {
     for args in [
@@ -116,6 +157,8 @@ fn a_wrong_flag_is_exit_code_2() {
         &["chat", "--threads", "0"],
         &["bench", "--prompt", "many"],
         &["bench", "--repeat", "0"],
+        &["plan", "--backend", "cuda", "--prefill", "0"],
+        &["plan", "--backend", "cuda", "--prefill", "64", "--batch", "2"],
         &["no-such-command"],
     ] {
         assert_eq!(failure(&mut lily(args)).0, Some(2), "{args:?}");

@@ -44,7 +44,7 @@ pub fn plans(weights: &Weights, target: Target) -> Vec<(Shape, Plan)> {
 }
 
 /// How many tokens the programs of prompts take at the most; a prompt is cut into pieces of the last one's.
-pub const PROMPT_ROWS: [usize; 7] = [64, 128, 256, 512, 1024, 2048, 4096];
+pub const PROMPT_ROWS: [usize; 7] = [64, 128, 256, 512, 1024, 2048, prefill::MOST_ROWS];
 
 /// The plans of prompts, the longer ones left out whose kernels would hand each other more than `room` bytes.
 pub fn prompt_plans(weights: &Weights, room: u64) -> Vec<(Shape, Plan)> {

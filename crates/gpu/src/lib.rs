@@ -22,20 +22,23 @@
 //!
 //! # What to read first
 //!
-//! [`plan`], then [`decode`], which reads like the model, and [`prefill`], the same for prompts; [`report`] has the
-//! figures.
+//! [`plan`], then [`decode`], which reads like the model, and [`prefill`], the same for prompts; [`report`] prints the
+//! figures, and [`roofline`] says what they take at the least.
 
+pub mod chips;
 pub mod decode;
 pub mod dependencies;
 pub mod dot;
 pub mod layout;
 pub mod macros;
 pub mod memory;
+pub mod operations;
 pub mod packing;
 pub mod plan;
 pub mod prefill;
 pub mod prompt;
 pub mod report;
+pub mod roofline;
 pub mod sampling;
 pub mod stage;
 pub mod step;

@@ -24,6 +24,8 @@ use crate::prompt::PromptLayout;
 use crate::stage::Stage;
 use crate::target::{ACTIVATION_CHUNK_BYTES, CHUNK_INPUTS, Launch, TILE_ROWS};
 
+/// The most tokens that a pass takes.
+pub const MOST_ROWS: usize = 4096;
 /// Tiles of a matrix that a block of a product takes.
 pub const BLOCK_TILES: usize = 8;
 /// The most rows that a block of a product takes; an expert's last block has fewer.
