@@ -6,6 +6,8 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
+use lily_cpu::Numerics;
+use serde::Serialize;
 
 pub use serve::{AccessArgs, LimitArgs, LogArgs, LogFormat, PlaceArgs, ServeArgs};
 
@@ -97,6 +99,27 @@ pub enum BackendKind {
     Metal,
 }
 
+/// How the KV cache stores keys and values.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum KvCacheType {
+    /// IEEE halves
+    #[default]
+    F16,
+    /// 8-bit integers with a scale for each key and value: about half the memory, on the CPU
+    Q8,
+}
+
+impl KvCacheType {
+    /// The processor's arithmetic with such a cache.
+    pub fn numerics(self) -> Numerics {
+        match self {
+            KvCacheType::F16 => Numerics::Int8,
+            KvCacheType::Q8 => Numerics::Int8KvQ8,
+        }
+    }
+}
+
 /// Which model, and how it runs.
 #[derive(Clone, Debug, Default, Args)]
 pub struct ModelArgs {
@@ -116,6 +139,9 @@ pub struct ModelArgs {
     /// Threads that the CPU computes with [default: the physical cores]
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     pub threads: Option<usize>,
+    /// How keys and values of the context are stored; q8 takes about half the memory, and runs on the CPU only
+    #[arg(long, value_enum, value_name = "TYPE", default_value_t)]
+    pub kv_cache_type: KvCacheType,
     /// Let the model think before it answers
     #[arg(long)]
     pub think: bool,
@@ -243,7 +269,7 @@ pub struct EvalArgs {
     /// The text, in UTF-8; markers of the chat template in it are read as such
     #[arg(value_name = "FILE", conflicts_with = "reference")]
     pub text: Option<PathBuf>,
-    /// Compare with this backend, computed beside the one that is scored
+    /// Compare with this backend, with an f16 KV cache, computed beside the one that is scored
     #[arg(long, value_enum, value_name = "NAME", conflicts_with = "reference")]
     pub against: Option<Against>,
     /// Compare with this checkpoint, which must have the same vocabulary
@@ -254,7 +280,7 @@ pub struct EvalArgs {
     #[arg(long, value_name = "FILE")]
     pub reference: Option<PathBuf>,
     /// Score plain f32 arithmetic on the processor instead of a backend
-    #[arg(long)]
+    #[arg(long, conflicts_with = "kv_cache_type")]
     pub f32: bool,
     /// Tokens that are read from an empty context, one piece of the text after the other
     #[arg(long, value_name = "N", default_value_t = 512, value_parser = at_least_two)]
@@ -317,6 +343,9 @@ pub struct DoctorArgs {
     /// Context in tokens that the model is to have
     #[arg(long, value_name = "N", default_value_t = DEFAULT_CONTEXT, value_parser = at_least_one)]
     pub ctx_len: usize,
+    /// How keys and values of the context are to be stored; q8 runs on the CPU only
+    #[arg(long, value_enum, value_name = "TYPE", default_value_t)]
+    pub kv_cache_type: KvCacheType,
     /// Print JSON instead of the page
     #[arg(long)]
     pub json: bool,
@@ -328,6 +357,9 @@ pub struct InspectArgs {
     /// Directory of a checkpoint, or a repository of the hub
     #[arg(value_name = "DIR|REPO")]
     pub dir: PathBuf,
+    /// How keys and values of the context are to be stored
+    #[arg(long, value_enum, value_name = "TYPE", default_value_t)]
+    pub kv_cache_type: KvCacheType,
 }
 
 /// A GPU's programming interface.

@@ -120,6 +120,7 @@ impl fmt::Display for Budget {
 #[cfg(test)]
 mod tests {
     use lily_cpu::footprint::Footprint;
+    use lily_cpu::kv_cache::KvFormat;
     use lily_model::geometry::Geometry;
 
     use super::*;
@@ -128,7 +129,7 @@ mod tests {
 
     fn full_model(asked: Option<usize>, usual: usize, machine: u64) -> Result<Budget, String> {
         let geometry = Geometry::qwen3_6_35b_a3b();
-        let own = |tokens| Footprint::new(&geometry, 2, tokens).total() as u64;
+        let own = |tokens| Footprint::new(&geometry, KvFormat::F16, 2, tokens).total() as u64;
         Budget::new(asked, usual, WEIGHTS, Some(machine), own).map_err(|error| error.to_string())
     }
 

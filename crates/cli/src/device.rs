@@ -9,7 +9,7 @@ use lily_cpu::{CpuBackend, CpuOptions};
 use lily_engine::backend::Backend;
 use lily_model::checkpoint::Checkpoint;
 
-use crate::args::{BackendKind, ModelArgs};
+use crate::args::{BackendKind, KvCacheType, ModelArgs};
 use crate::budget::Budget;
 use crate::machine;
 
@@ -110,8 +110,16 @@ pub enum Place {
 /// Where `args` want the model to run, and why there.
 ///
 /// # Errors
-/// A device that was asked for and is not there.
+/// A device that was asked for and is not there, or that does not have what was asked for.
 pub fn choose(args: &ModelArgs) -> anyhow::Result<(Place, String)> {
+    let (place, chosen) = choose_place(args)?;
+    if args.kv_cache_type == KvCacheType::Q8 && place != Place::Cpu {
+        bail!("--kv-cache-type q8 runs on the CPU only; add --backend cpu, or leave it at f16");
+    }
+    Ok((place, chosen))
+}
+
+fn choose_place(args: &ModelArgs) -> anyhow::Result<(Place, String)> {
     match args.backend {
         BackendKind::Cpu => Ok((Place::Cpu, "asked for".to_owned())),
         #[cfg(target_os = "macos")]
@@ -229,6 +237,7 @@ fn on_cpu(
         threads: args.threads,
         ctx_len: budget.context,
         state_bytes: state(&budget),
+        numerics: args.kv_cache_type.numerics(),
         ..CpuOptions::default()
     };
     let backend = Box::new(CpuBackend::new(checkpoint.weights()?, options)?);
@@ -258,7 +267,8 @@ pub fn cpu_budget(args: &ModelArgs, checkpoint: &Checkpoint, usual: usize) -> an
     let geometry = checkpoint.geometry();
     let asked = checked_context(args, checkpoint)?;
     let threads = args.threads.unwrap_or_else(physical_cores);
-    let own = |tokens| Footprint::new(geometry, threads, tokens).total() as u64;
+    let format = args.kv_cache_type.numerics().kv_format();
+    let own = |tokens| Footprint::new(geometry, format, threads, tokens).total() as u64;
     let usual = usual.min(geometry.max_context);
     Budget::new(asked, usual, checkpoint.weight_bytes(), machine::memory_bytes(), own)
 }

@@ -17,6 +17,13 @@ fn every_family_of_held_out_questions_reaches_its_target() {
 }
 
 #[test]
+fn with_a_cache_of_8_bits_it_still_finds_what_it_read_1024_tokens_before() {
+    let flags = ["demo-score", "--heldout", HELDOUT, "--family", "recall_1k", "--limit", "8"];
+    let output = run(lily(&flags).args(["--backend", "cpu", "--kv-cache-type", "q8"]));
+    assert!(output.status.success(), "{}{}", text(&output.stdout), text(&output.stderr));
+}
+
+#[test]
 fn a_family_under_its_target_fails_the_command() {
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path().join("wrong.jsonl");

@@ -63,6 +63,24 @@ fn what_stands_in_the_way_is_named_and_exit_code_1() {
     assert!(text(&output.stderr).contains("named above"), "{}", text(&output.stderr));
 }
 
+/// At a context that is nearly all of what the model takes beside its weights.
+#[test]
+fn a_cache_of_8_bits_takes_about_half_of_the_memory() {
+    let own = |kv: &str| {
+        let flags = ["doctor", "--model-path", DEMO, "--ctx-len", "32768", "--json", "--kv-cache-type", kv];
+        let report: Value = serde_json::from_slice(&run(&mut lily(&flags)).stdout).expect("JSON");
+        assert_eq!(report["model"]["kv_cache_type"], kv);
+        let says = report["backends"][0]["room"]["says"].as_str().expect("figures").to_owned();
+        let (_, own) = says.split_once(", ").expect("weights, then the rest");
+        own.split(' ').next().and_then(|gb| gb.parse::<f64>().ok()).expect("a figure")
+    };
+    // 67.1 MB of halves, or 34.1 MB of 8 bits and scales, and 32 MB that do not depend on it, to 10 MB each.
+    let saved = own("f16") - own("q8");
+    assert!((0.02..=0.04).contains(&saved), "{saved} GB");
+    let output = run(&mut without_a_model(&["doctor", "--kv-cache-type", "q8"]));
+    assert!(text(&output.stdout).contains("--kv-cache-type q8 runs on cpu only"));
+}
+
 #[test]
 fn a_context_beyond_the_models_is_refused() {
     let output = run(&mut without_a_model(&["doctor", "--ctx-len", "999999999"]));

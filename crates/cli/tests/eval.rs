@@ -32,6 +32,17 @@ fn a_backend_is_as_near_to_f32_as_rounding_lets_it_and_f32_is_at_no_distance_fro
     assert_eq!(compared["divergence"]["largest"], 0.0);
 }
 
+/// The reference of a comparison has an f16 cache, so that this one is of the two caches and of nothing else.
+#[test]
+fn a_cache_of_8_bits_moves_the_distributions_little() {
+    let flags = ["--window", "64", "--positions", "200", "--against", "cpu"];
+    let halves = eval(&[&[TEXT], &flags[..]].concat());
+    assert_eq!(halves["all"]["compared"]["divergence"]["largest"], 0.0);
+    let rounded = eval(&[&[TEXT, "--kv-cache-type", "q8"], &flags[..]].concat());
+    let mean = rounded["all"]["compared"]["divergence"]["mean"].as_f64().unwrap();
+    assert!(mean > 0.0 && mean < 0.01, "{:#}", rounded["all"]);
+}
+
 #[test]
 fn mlx_lm_says_the_same_of_the_demos_answers() {
     let folder = tempfile::tempdir().unwrap();

@@ -82,6 +82,8 @@ fn what_goes_wrong_is_one_sentence_and_exit_code_1() {
         (&["chat", "hi", "--backend", "metal"], "Metal needs macOS"),
         // With a driver or without one.
         (&["chat", "hi", "--backend", "cuda", "--device", "99"], "driver"),
+        #[cfg(not(target_os = "macos"))]
+        (&["chat", "hi", "--backend", "cuda", "--kv-cache-type", "q8"], "add --backend cpu"),
         (&["plan", "--backend", "cuda", "--batch", "33"], "--batch 33"),
         (&["plan", "--backend", "cuda", "--context", "999999"], "--context 999999"),
         (&["plan", "--backend", "cuda", "--prefill", "5000"], "--prefill 5000"),

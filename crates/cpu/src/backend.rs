@@ -42,8 +42,21 @@ pub enum Numerics {
     /// int8 activations against the checkpoint's 4- and 8-bit weights in place, f16 KV cache.
     #[default]
     Int8,
+    /// The same with a KV cache of 8 bits.
+    Int8KvQ8,
     /// Plain f32 on exactly dequantized weights, f32 KV cache: slow, the reference for every backend.
     F32,
+}
+
+impl Numerics {
+    /// How sequences store keys and values.
+    pub fn kv_format(self) -> KvFormat {
+        match self {
+            Numerics::Int8 => KvFormat::F16,
+            Numerics::Int8KvQ8 => KvFormat::Q8,
+            Numerics::F32 => KvFormat::F32,
+        }
+    }
 }
 
 /// How to build a [`CpuBackend`].
@@ -84,6 +97,7 @@ enum Path {
 pub struct CpuBackend {
     weights: Weights,
     path: Path,
+    kv_format: KvFormat,
     context_limit: usize,
     /// All state.
     meter: Meter,
@@ -104,7 +118,7 @@ impl CpuBackend {
         check(&weights.geometry)?;
         let path = match options.numerics {
             Numerics::F32 => Path::Reference,
-            Numerics::Int8 => {
+            Numerics::Int8 | Numerics::Int8KvQ8 => {
                 let isa = options.isa.unwrap_or_else(Isa::detect);
                 if !isa.is_available() {
                     return Err(BackendError::Device(format!("this CPU does not have {isa}")));
@@ -117,6 +131,7 @@ impl CpuBackend {
             held: Meter::default(),
             context_limit: options.ctx_len.min(weights.geometry.max_context),
             path,
+            kv_format: options.numerics.kv_format(),
             meter: Meter::new(options.state_bytes),
             sequences: HashMap::new(),
             snapshots: HashMap::new(),
@@ -136,13 +151,6 @@ impl CpuBackend {
     fn next_id(&mut self) -> u64 {
         self.last_id += 1;
         self.last_id
-    }
-
-    fn kv_format(&self) -> KvFormat {
-        match self.path {
-            Path::Fast(_) => KvFormat::F16,
-            Path::Reference => KvFormat::F32,
-        }
     }
 
     /// Makes room for passes of up to `rows` rows, so that [`CpuBackend::forward`] cannot fail.
@@ -355,7 +363,8 @@ impl Backend for CpuBackend {
         match &self.path {
             Path::Fast(fast) => {
                 let Machine { pool, isa } = fast.machine();
-                format!("CPU, int8 on {isa}, {} threads", pool.threads())
+                let kv = if self.kv_format == KvFormat::Q8 { ", 8-bit KV cache" } else { "" };
+                format!("CPU, int8 on {isa}, {} threads{kv}", pool.threads())
             }
             Path::Reference => "CPU, plain f32 reference".into(),
         }
@@ -382,7 +391,7 @@ impl Backend for CpuBackend {
 
     fn open(&mut self, from: Option<SnapshotId>) -> Result<SequenceId, BackendError> {
         let sequence = match from {
-            None => Sequence::new(&self.weights.geometry, self.kv_format(), &self.meter)?,
+            None => Sequence::new(&self.weights.geometry, self.kv_format, &self.meter)?,
             Some(id) => self.frozen(id)?.state().copy(&self.meter)?,
         };
         let id = SequenceId(self.next_id());
@@ -443,7 +452,7 @@ impl Backend for CpuBackend {
     }
 
     fn sequence_bytes(&self, tokens: usize) -> u64 {
-        Sequence::bytes(&self.weights.geometry, self.kv_format(), tokens) as u64
+        Sequence::bytes(&self.weights.geometry, self.kv_format, tokens) as u64
     }
 
     fn layout(&self) -> String {
@@ -451,7 +460,8 @@ impl Backend for CpuBackend {
             Path::Fast(fast) => format!("int8 on {}", fast.machine().isa),
             Path::Reference => "f32".to_owned(),
         };
-        format!("cpu 1, {numerics}, pages of {PAGE_TOKENS}, {:?}", self.weights.geometry)
+        let format = self.kv_format;
+        format!("cpu 1, {numerics}, {format:?} in pages of {PAGE_TOKENS}, {:?}", self.weights.geometry)
     }
 
     fn export(&mut self, snapshot: SnapshotId) -> Result<Export, BackendError> {
@@ -463,7 +473,7 @@ impl Backend for CpuBackend {
         if length == 0 || length > self.context_limit {
             return Err(BackendError::ContextFull { needed: length, limit: self.context_limit });
         }
-        let mut sequence = Sequence::new(&self.weights.geometry, self.kv_format(), &self.meter)?;
+        let mut sequence = Sequence::new(&self.weights.geometry, self.kv_format, &self.meter)?;
         sequence.reserve(length, &self.meter)?;
         sequence.load(length, state).map_err(|error| BackendError::BadExport(error.to_string()))?;
         if !matches!(state.read(&mut [0]), Ok(0)) {

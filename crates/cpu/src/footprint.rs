@@ -26,8 +26,8 @@ pub struct Footprint {
 }
 
 impl Footprint {
-    /// For one sequence of `tokens` tokens, computed by `threads` threads.
-    pub fn new(geometry: &Geometry, threads: usize, tokens: usize) -> Footprint {
+    /// For one sequence of `tokens` tokens with its keys and values in `format`, computed by `threads` threads.
+    pub fn new(geometry: &Geometry, format: KvFormat, threads: usize, tokens: usize) -> Footprint {
         let delta = &geometry.delta;
         let rows = PREFILL_CHUNK.min(tokens);
         // In the weights as the model has them, and by head as the pass wants them.
@@ -39,7 +39,7 @@ impl Footprint {
         let thread = THREAD_BYTES + packed_bytes(rows, widest);
         let floats = taps + spans + LOGIT_ROWS * geometry.vocab;
         Footprint {
-            state: Sequence::bytes(geometry, KvFormat::F16, tokens),
+            state: Sequence::bytes(geometry, format, tokens),
             scratch: floats * size_of::<f32>() + Workspace::bytes(geometry, rows, 1) + threads * thread,
         }
     }

@@ -14,6 +14,7 @@ use lily_engine::backend::BackendError;
 use lily_engine::meter::{Charge, Meter};
 use lily_model::geometry::AttentionGeometry;
 
+use crate::kernels::attention::{KvElement, KvRows, quantize_row};
 use crate::memory::zeroed;
 use crate::saved;
 
@@ -28,89 +29,135 @@ pub enum KvFormat {
     F32,
     /// IEEE half; values beyond its range are stored as its largest.
     F16,
+    /// Integers of 8 bits and an f32 for each position and KV head that they are multiplied with.
+    Q8,
 }
 
 impl KvFormat {
-    fn bytes(self) -> usize {
+    /// Bytes of a key or a value of `head_dim` elements.
+    fn row_bytes(self, head_dim: usize) -> usize {
         match self {
-            KvFormat::F32 => size_of::<f32>(),
-            KvFormat::F16 => size_of::<f16>(),
+            KvFormat::F32 => head_dim * size_of::<f32>(),
+            KvFormat::F16 => head_dim * size_of::<f16>(),
+            KvFormat::Q8 => head_dim * size_of::<i8>() + size_of::<f32>(),
         }
     }
 }
 
-/// The keys or the values of a page: `[kv_heads, PAGE_TOKENS, head_dim]`.
+/// The keys or the values of a page: rows of `head_dim` elements, `[kv_heads, PAGE_TOKENS]` of them.
 #[derive(Clone, Debug)]
-enum Elements {
+pub(crate) enum Rows {
     F32(Vec<f32>),
     F16(Vec<f16>),
+    /// Elements, and a scale for each row.
+    Q8(Vec<i8>, Vec<f32>),
+}
+
+/// An element type that the fast path reads the cache in.
+pub(crate) trait Stored: KvElement {
+    /// Elements and scales, where the rows are of this type.
+    fn of(rows: &Rows) -> Option<KvRows<'_, Self>>;
+}
+
+impl Stored for f16 {
+    fn of(rows: &Rows) -> Option<KvRows<'_, f16>> {
+        match rows {
+            Rows::F16(elements) => Some(KvRows { elements, scales: &[] }),
+            _ => None,
+        }
+    }
+}
+
+impl Stored for i8 {
+    fn of(rows: &Rows) -> Option<KvRows<'_, i8>> {
+        match rows {
+            Rows::Q8(elements, scales) => Some(KvRows { elements, scales }),
+            _ => None,
+        }
+    }
 }
 
 /// What an error says the memory was for.
 const WHAT: &str = "a page of the KV cache";
 
-impl Elements {
-    fn zeroed(format: KvFormat, count: usize) -> Result<Elements, BackendError> {
+impl Rows {
+    fn zeroed(format: KvFormat, rows: usize, head_dim: usize) -> Result<Rows, BackendError> {
+        let count = rows * head_dim;
         Ok(match format {
-            KvFormat::F32 => Elements::F32(zeroed(WHAT, count)?),
-            KvFormat::F16 => Elements::F16(zeroed(WHAT, count)?),
+            KvFormat::F32 => Rows::F32(zeroed(WHAT, count)?),
+            KvFormat::F16 => Rows::F16(zeroed(WHAT, count)?),
+            KvFormat::Q8 => Rows::Q8(zeroed(WHAT, count)?, zeroed(WHAT, rows)?),
         })
     }
 
-    fn copy_from(&mut self, other: &Elements) {
+    fn copy_from(&mut self, other: &Rows) {
         match (self, other) {
-            (Elements::F32(to), Elements::F32(from)) => to.copy_from_slice(from),
-            (Elements::F16(to), Elements::F16(from)) => to.copy_from_slice(from),
+            (Rows::F32(to), Rows::F32(from)) => to.copy_from_slice(from),
+            (Rows::F16(to), Rows::F16(from)) => to.copy_from_slice(from),
+            (Rows::Q8(to, to_scales), Rows::Q8(from, scales)) => {
+                to.copy_from_slice(from);
+                to_scales.copy_from_slice(scales);
+            }
             _ => unreachable!("all pages of a cache have one format"),
         }
     }
 
-    fn store(&mut self, start: usize, row: &[f32]) {
+    fn store(&mut self, index: usize, row: &[f32]) {
+        let place = elements(index..index + 1, row.len());
         match self {
-            Elements::F32(to) => to[start..start + row.len()].copy_from_slice(row),
-            Elements::F16(to) => {
-                let to = &mut to[start..start + row.len()];
+            Rows::F32(to) => to[place].copy_from_slice(row),
+            Rows::F16(to) => {
+                let to = &mut to[place];
                 to.convert_from_f32_slice(row);
                 for stored in to.iter_mut().filter(|stored| stored.is_infinite()) {
                     *stored = if stored.is_sign_positive() { f16::MAX } else { f16::MIN };
                 }
             }
+            Rows::Q8(to, scales) => scales[index] = quantize_row(row, &mut to[place]),
         }
     }
 
-    fn save(&self, range: Range<usize>, out: &mut dyn Write) -> io::Result<()> {
+    fn save(&self, rows: Range<usize>, head_dim: usize, out: &mut dyn Write) -> io::Result<()> {
+        let place = elements(rows.clone(), head_dim);
         match self {
-            Elements::F32(elements) => saved::write(out, &elements[range]),
-            Elements::F16(elements) => saved::write(out, &elements[range]),
+            Rows::F32(from) => saved::write(out, &from[place]),
+            Rows::F16(from) => saved::write(out, &from[place]),
+            Rows::Q8(from, scales) => {
+                saved::write(out, &from[place])?;
+                saved::write(out, &scales[rows])
+            }
         }
     }
 
-    fn load(&mut self, range: Range<usize>, from: &mut dyn Read) -> io::Result<()> {
+    fn load(&mut self, rows: Range<usize>, head_dim: usize, from: &mut dyn Read) -> io::Result<()> {
+        let place = elements(rows.clone(), head_dim);
         match self {
-            Elements::F32(elements) => saved::read(from, &mut elements[range]),
-            Elements::F16(elements) => saved::read(from, &mut elements[range]),
+            Rows::F32(to) => saved::read(from, &mut to[place]),
+            Rows::F16(to) => saved::read(from, &mut to[place]),
+            Rows::Q8(to, scales) => {
+                saved::read(from, &mut to[place])?;
+                saved::read(from, &mut scales[rows])
+            }
         }
     }
 
     fn f32(&self) -> &[f32] {
         match self {
-            Elements::F32(elements) => elements,
-            Elements::F16(_) => unreachable!("only the f32 reference reads its pages as f32"),
-        }
-    }
-
-    fn f16(&self) -> &[f16] {
-        match self {
-            Elements::F16(elements) => elements,
-            Elements::F32(_) => unreachable!("only the fast path reads its pages as f16"),
+            Rows::F32(elements) => elements,
+            _ => unreachable!("only the f32 reference reads its pages as f32"),
         }
     }
 }
 
+/// The elements of `rows`.
+fn elements(rows: Range<usize>, head_dim: usize) -> Range<usize> {
+    rows.start * head_dim..rows.end * head_dim
+}
+
 #[derive(Debug)]
 struct Page {
-    keys: Elements,
-    values: Elements,
+    keys: Rows,
+    values: Rows,
     charge: Charge,
     /// Snapshots that hold the page.
     snapshots: AtomicUsize,
@@ -126,37 +173,35 @@ struct Shape {
 
 impl Shape {
     fn page(&self, meter: &Meter) -> Result<Page, BackendError> {
-        let count = self.kv_heads * PAGE_TOKENS * self.head_dim;
+        let rows = self.kv_heads * PAGE_TOKENS;
         // Charged first: what passes the limit is not even asked of the system.
         let charge = meter.charge(WHAT, self.page_bytes())?;
         Ok(Page {
-            keys: Elements::zeroed(self.format, count)?,
-            values: Elements::zeroed(self.format, count)?,
+            keys: Rows::zeroed(self.format, rows, self.head_dim)?,
+            values: Rows::zeroed(self.format, rows, self.head_dim)?,
             charge,
             snapshots: AtomicUsize::new(0),
         })
     }
 
     fn page_bytes(&self) -> usize {
-        2 * self.kv_heads * PAGE_TOKENS * self.head_dim * self.format.bytes()
+        2 * self.kv_heads * PAGE_TOKENS * self.format.row_bytes(self.head_dim)
     }
 
-    /// Elements of one KV head within a page.
-    fn head_range(&self, kv_head: usize) -> Range<usize> {
-        let elements = PAGE_TOKENS * self.head_dim;
-        kv_head * elements..(kv_head + 1) * elements
-    }
-
-    /// The elements of each KV head in page `page` that belong to positions `0..length`.
+    /// The rows of each KV head in page `page` that belong to positions `0..length`.
     fn filled(&self, page: usize, length: usize) -> impl Iterator<Item = Range<usize>> + use<> {
-        let rows = PAGE_TOKENS.min(length - page * PAGE_TOKENS);
-        let (head, filled) = (PAGE_TOKENS * self.head_dim, rows * self.head_dim);
-        (0..self.kv_heads).map(move |kv_head| kv_head * head..kv_head * head + filled)
+        let filled = PAGE_TOKENS.min(length - page * PAGE_TOKENS);
+        (0..self.kv_heads).map(move |kv_head| kv_head * PAGE_TOKENS..kv_head * PAGE_TOKENS + filled)
     }
 
-    fn row_range(&self, position: usize, kv_head: usize) -> Range<usize> {
-        let start = (kv_head * PAGE_TOKENS + position % PAGE_TOKENS) * self.head_dim;
-        start..start + self.head_dim
+    /// The rows of one KV head in any page.
+    fn head<'a, T: Stored>(&self, rows: &'a Rows, kv_head: usize) -> KvRows<'a, T> {
+        let of_head = kv_head * PAGE_TOKENS..(kv_head + 1) * PAGE_TOKENS;
+        let all = T::of(rows).expect("the fast path reads the format that it was made with");
+        KvRows {
+            elements: &all.elements[elements(of_head.clone(), self.head_dim)],
+            scales: if T::SCALED { &all.scales[of_head] } else { all.scales },
+        }
     }
 }
 
@@ -172,6 +217,11 @@ impl KvCache {
     pub fn new(geometry: &AttentionGeometry, format: KvFormat) -> KvCache {
         let shape = Shape { format, kv_heads: geometry.kv_heads, head_dim: geometry.head_dim };
         KvCache { shape, pages: Vec::new() }
+    }
+
+    /// How its keys and values are stored.
+    pub fn format(&self) -> KvFormat {
+        self.shape.format
     }
 
     /// Makes positions `from..to` writable, where `0..from` are held already. Without memory for all of them
@@ -221,13 +271,13 @@ impl KvCache {
         last.map(|page| page.charge.bytes()).sum()
     }
 
-    /// Writes positions `0..length`: page by page the keys, then the values, `[kv_heads, positions, head_dim]`
-    /// each.
+    /// Writes positions `0..length`: page by page the keys, then the values, for each KV head `[positions, head_dim]`
+    /// and, where there are scales, `[positions]` of them.
     pub fn save(&self, length: usize, out: &mut dyn Write) -> io::Result<()> {
         for (index, page) in self.pages.iter().enumerate().take(length.div_ceil(PAGE_TOKENS)) {
-            for elements in [&page.keys, &page.values] {
-                for range in self.shape.filled(index, length) {
-                    elements.save(range, out)?;
+            for rows in [&page.keys, &page.values] {
+                for filled in self.shape.filled(index, length) {
+                    rows.save(filled, self.shape.head_dim, out)?;
                 }
             }
         }
@@ -238,9 +288,9 @@ impl KvCache {
     pub fn load(&mut self, length: usize, from: &mut dyn Read) -> io::Result<()> {
         for (index, page) in self.pages.iter_mut().enumerate().take(length.div_ceil(PAGE_TOKENS)) {
             let page = Arc::get_mut(page).expect("a reserved page is not shared");
-            for elements in [&mut page.keys, &mut page.values] {
-                for range in self.shape.filled(index, length) {
-                    elements.load(range, from)?;
+            for rows in [&mut page.keys, &mut page.values] {
+                for filled in self.shape.filled(index, length) {
+                    rows.load(filled, self.shape.head_dim, from)?;
                 }
             }
         }
@@ -253,29 +303,36 @@ impl KvCache {
             Arc::get_mut(&mut self.pages[position / PAGE_TOKENS]).expect("a reserved page is not shared");
         for head in 0..self.shape.kv_heads {
             let row = head * self.shape.head_dim..(head + 1) * self.shape.head_dim;
-            let start = self.shape.row_range(position, head).start;
-            page.keys.store(start, &key[row.clone()]);
-            page.values.store(start, &value[row]);
+            let index = row_index(position, head);
+            page.keys.store(index, &key[row.clone()]);
+            page.values.store(index, &value[row]);
         }
     }
 
     /// The key of one head at one position, from an [`KvFormat::F32`] cache.
     pub fn key(&self, position: usize, kv_head: usize) -> &[f32] {
-        &self.pages[position / PAGE_TOKENS].keys.f32()[self.shape.row_range(position, kv_head)]
+        let index = row_index(position, kv_head);
+        &self.pages[position / PAGE_TOKENS].keys.f32()[elements(index..index + 1, self.shape.head_dim)]
     }
 
     /// The value of one head at one position, from an [`KvFormat::F32`] cache.
     pub fn value(&self, position: usize, kv_head: usize) -> &[f32] {
-        &self.pages[position / PAGE_TOKENS].values.f32()[self.shape.row_range(position, kv_head)]
+        let index = row_index(position, kv_head);
+        &self.pages[position / PAGE_TOKENS].values.f32()[elements(index..index + 1, self.shape.head_dim)]
     }
 
-    /// All keys of one head in page `page`, `[PAGE_TOKENS, head_dim]`, from an [`KvFormat::F16`] cache.
-    pub fn page_keys(&self, page: usize, kv_head: usize) -> &[f16] {
-        &self.pages[page].keys.f16()[self.shape.head_range(kv_head)]
+    /// All keys of one head in page `page`, from a cache of `T`.
+    pub(crate) fn page_keys<T: Stored>(&self, page: usize, kv_head: usize) -> KvRows<'_, T> {
+        self.shape.head(&self.pages[page].keys, kv_head)
     }
 
-    /// All values of one head in page `page`, `[PAGE_TOKENS, head_dim]`, from an [`KvFormat::F16`] cache.
-    pub fn page_values(&self, page: usize, kv_head: usize) -> &[f16] {
-        &self.pages[page].values.f16()[self.shape.head_range(kv_head)]
+    /// All values of one head in page `page`, from a cache of `T`.
+    pub(crate) fn page_values<T: Stored>(&self, page: usize, kv_head: usize) -> KvRows<'_, T> {
+        self.shape.head(&self.pages[page].values, kv_head)
     }
+}
+
+/// The row of a position and a KV head within its page.
+fn row_index(position: usize, kv_head: usize) -> usize {
+    kv_head * PAGE_TOKENS + position % PAGE_TOKENS
 }

@@ -37,6 +37,7 @@ macro_rules! number {
 
 number!(f32);
 number!(f16);
+number!(i8);
 
 /// Writes `numbers`.
 pub fn write<T: Number>(out: &mut dyn Write, numbers: &[T]) -> io::Result<()> {

@@ -2,12 +2,10 @@
 
 mod common;
 
-use common::{Random, backend, extend, logits_of, random_weights, small_geometry};
+use common::{NUMERICS, Random, backend, extend, logits_of, random_weights, small_geometry};
 use lily_cpu::Numerics;
 use lily_engine::backend::{Backend, DecodeStep, Input, Want};
 use proptest::prelude::*;
-
-const BOTH: [Numerics; 2] = [Numerics::F32, Numerics::Int8];
 
 /// Longer than a KV page and than any block that a kernel works in.
 const PROMPT: usize = 150;
@@ -16,7 +14,7 @@ const PROMPT: usize = 150;
 fn one_token_at_a_time_is_the_whole_prompt_at_once() {
     let weights = random_weights(&small_geometry(), 1);
     let tokens = Random::new(2).tokens(PROMPT, weights.geometry.vocab);
-    for numerics in BOTH {
+    for numerics in NUMERICS {
         let mut backend = backend(&weights, numerics, 2);
         let whole = backend.open(None).unwrap();
         let at_once = extend(&mut backend, whole, &tokens, Want::AllLogits).logits;
@@ -31,14 +29,16 @@ fn one_token_at_a_time_is_the_whole_prompt_at_once() {
 fn a_prompt_longer_than_the_internal_chunk_is_cut_without_a_trace() {
     let weights = random_weights(&small_geometry(), 3);
     let tokens = Random::new(4).tokens(1100, weights.geometry.vocab);
-    let mut backend = backend(&weights, Numerics::Int8, 2);
-    let at_once = logits_of(&mut backend, &tokens);
-    let sequence = backend.open(None).unwrap();
-    extend(&mut backend, sequence, &tokens[..700], Want::Nothing);
-    extend(&mut backend, sequence, &tokens[700..1099], Want::Nothing);
-    // One token: its context is longer than a span of attention, so that threads share it.
-    let in_three = extend(&mut backend, sequence, &tokens[1099..], Want::Logits).logits;
-    assert!(at_once == in_three);
+    for numerics in [Numerics::Int8, Numerics::Int8KvQ8] {
+        let mut backend = backend(&weights, numerics, 2);
+        let at_once = logits_of(&mut backend, &tokens);
+        let sequence = backend.open(None).unwrap();
+        extend(&mut backend, sequence, &tokens[..700], Want::Nothing);
+        extend(&mut backend, sequence, &tokens[700..1099], Want::Nothing);
+        // One token: its context is longer than a span of attention, so that threads share it.
+        let in_three = extend(&mut backend, sequence, &tokens[1099..], Want::Logits).logits;
+        assert!(at_once == in_three, "{numerics:?}");
+    }
 }
 
 proptest! {
@@ -55,7 +55,7 @@ proptest! {
         let mut cuts: Vec<usize> = cuts.into_iter().chain([0, PROMPT]).collect();
         cuts.sort_unstable();
         cuts.dedup();
-        for numerics in BOTH {
+        for numerics in NUMERICS {
             let whole = logits_of(&mut backend(&weights, numerics, 1), &tokens);
             let mut backend = backend(&weights, numerics, threads);
             let sequence = backend.open(None).unwrap();
@@ -72,7 +72,7 @@ proptest! {
 fn company_in_a_decode_batch_changes_nothing() {
     let weights = random_weights(&small_geometry(), 5);
     let vocab = weights.geometry.vocab;
-    for numerics in BOTH {
+    for numerics in NUMERICS {
         let mut backend = backend(&weights, numerics, 2);
         let prompts: Vec<Vec<u32>> =
             [3, 64, 90, 129, 7].iter().map(|&len| Random::new(len as u64).tokens(len, vocab)).collect();

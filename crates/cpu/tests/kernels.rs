@@ -5,12 +5,14 @@ use half::{bf16, f16};
 use lily_cpu::isa::Isa;
 use lily_cpu::kernels::activations::QuantizedRows;
 use lily_cpu::kernels::attention::{
-    KvElement, KvPages, Partial, Queries, attend, attend_span, merge_spans, span_count,
+    KvElement, KvPages, KvRows, Partial, Queries, attend, attend_span, merge_spans, quantize_row, span_count,
 };
 use lily_cpu::kernels::delta::{DeltaTokens, Strided, delta_rule};
 use lily_cpu::kernels::matmul::{Next, matmul_rows_then};
 use lily_cpu::kernels::{OutRows, f32_ops, matmul};
 use lily_cpu::pool::ThreadPool;
+use lily_cpu::stages::attn_core;
+use lily_model::geometry::AttentionGeometry;
 use lily_model::weights::{Format, GROUP_SIZE, MatrixView};
 use proptest::prelude::*;
 
@@ -337,28 +339,92 @@ proptest! {
         first in prop::sample::select(vec![0usize, 5, 63, 64, 1000, 1023, 1024, 2100]),
         tokens in 1usize..20, heads in 1usize..10, seed in 1u64..,
     ) {
+        right_and_independent::<f16>(first, tokens, heads, seed)?;
+        right_and_independent::<i8>(first, tokens, heads, seed)?;
+    }
+
+    /// A row of 8 bits is off by half its scale, and attention over such a cache from the plain form by no more than
+    /// that makes of it: scores move by `d` at the most, weights by the factor `exp(2 d)`, and values by half a scale.
+    #[test]
+    fn eight_bits_move_attention_within_their_bound(positions in 1usize..200, seed in 1u64..) {
         let mut random = Random(seed);
-        let positions = first + tokens;
-        let cache = Cache::random(positions, &mut random);
-        let queries = random.normals(tokens * heads * Cache::DIM);
-        let portable = cache.attend(Isa::Portable, &queries, first, 0..tokens, heads);
-        for t in [0, tokens - 1] {
-            for h in 0..heads {
-                let at = (t * heads + h) * Cache::DIM;
-                let want = cache.exact(&queries[at..at + Cache::DIM], first + t + 1);
-                for (got, want) in portable[at..].iter().zip(want) {
-                    prop_assert!((f64::from(*got) - want).abs() <= 1e-5, "{} is not {}", got, want);
-                }
+        let cache = Cache::<i8>::random(positions, &mut random);
+        for rows in [&cache.keys, &cache.values] {
+            for ((given, stored), half) in rows.given.iter().zip(&rows.stored).zip(rows.half_steps()) {
+                prop_assert!(given.iter().zip(stored).all(|(g, s)| (g - s).abs() <= half * (1.0 + 1e-6)));
             }
         }
-        for isa in Isa::available() {
-            prop_assert_eq!(bits(&cache.attend(isa, &queries, first, 0..tokens, heads)), bits(&portable), "{}", isa);
-            let t = random.next() as usize % tokens;
-            let row = bits(&portable[t * heads * Cache::DIM..][..heads * Cache::DIM]);
-            prop_assert_eq!(bits(&cache.attend(isa, &queries, first, t..t + 1, heads)), row.clone(), "{}", isa);
-            prop_assert_eq!(bits(&cache.attend_in_spans(isa, &queries, first, t, heads)), row, "{}", isa);
+        let query = random.normals(Cache::<i8>::DIM);
+        let got = cache.attend(Isa::detect(), &query, positions - 1, 0..1, 1);
+        let geometry = AttentionGeometry {
+            heads: 1, kv_heads: 1, head_dim: Cache::<i8>::DIM, rotary_dim: 16, rope_theta: 1e7,
+        };
+        let plain = |rows: &Rows<i8>| -> Vec<Vec<f32>> {
+            rows.given.iter().map(|row| row.iter().map(|v| *v as f32).collect()).collect()
+        };
+        let (keys, values) = (plain(&cache.keys), plain(&cache.values));
+        // The stage has its own scale, and a gate that is a half where its input is 0.
+        let scaled: Vec<f32> =
+            query.iter().map(|q| q * Cache::<i8>::SCALE * (Cache::<i8>::DIM as f32).sqrt()).collect();
+        let mut want = vec![0.0; Cache::<i8>::DIM];
+        let gate = vec![0.0; Cache::<i8>::DIM];
+        attn_core::reference(
+            &geometry, positions - 1, &scaled, &gate, |p, _| &keys[p], |p, _| &values[p], &mut want,
+        );
+        let largest = |steps: Vec<f64>| steps.into_iter().fold(0.0, f64::max);
+        let norm: f64 = query.iter().map(|q| f64::from(q.abs() * Cache::<i8>::SCALE)).sum();
+        let moved = norm * largest(cache.keys.half_steps());
+        let value = cache.values.given.iter().flatten().fold(0.0, |most: f64, v| most.max(v.abs()));
+        let bound = largest(cache.values.half_steps()) + ((2.0 * moved).exp() - 1.0) * value + 1e-5;
+        for (got, half) in got.iter().zip(want) {
+            let error = (f64::from(*got) - 2.0 * f64::from(half)).abs();
+            prop_assert!(error <= bound, "{} beyond {}", error, bound);
         }
     }
+}
+
+#[test]
+fn rows_of_8_bits_hold_the_ends_and_what_is_no_number() {
+    let mut to = [7i8; 4];
+    assert_eq!((quantize_row(&[0.0, -0.0, 0.0, 0.0], &mut to), to), (0.0, [0; 4]));
+    assert_eq!((quantize_row(&[-127.0, 63.6, 127.0, f32::NAN], &mut to), to), (1.0, [-127, 64, 127, 0]));
+    let scale = quantize_row(&[f32::NEG_INFINITY, f32::MAX, 1.0, f32::INFINITY], &mut to);
+    assert_eq!((scale, to), (f32::MAX / 127.0, [-127, 127, 0, 127]));
+}
+
+fn right_and_independent<T: Element>(
+    first: usize,
+    tokens: usize,
+    heads: usize,
+    seed: u64,
+) -> Result<(), TestCaseError> {
+    let mut random = Random(seed);
+    let cache = Cache::<T>::random(first + tokens, &mut random);
+    let width = heads * Cache::<T>::DIM;
+    let queries = random.normals(tokens * width);
+    let portable = cache.attend(Isa::Portable, &queries, first, 0..tokens, heads);
+    for t in [0, tokens - 1] {
+        for h in 0..heads {
+            let at = t * width + h * Cache::<T>::DIM;
+            let want = cache.exact(&queries[at..at + Cache::<T>::DIM], first + t + 1);
+            for (got, want) in portable[at..].iter().zip(want) {
+                prop_assert!((f64::from(*got) - want).abs() <= 1e-5, "{} is not {}", got, want);
+            }
+        }
+    }
+    for isa in Isa::available() {
+        prop_assert_eq!(
+            bits(&cache.attend(isa, &queries, first, 0..tokens, heads)),
+            bits(&portable),
+            "{}",
+            isa
+        );
+        let t = random.next() as usize % tokens;
+        let row = bits(&portable[t * width..][..width]);
+        prop_assert_eq!(bits(&cache.attend(isa, &queries, first, t..t + 1, heads)), row.clone(), "{}", isa);
+        prop_assert_eq!(bits(&cache.attend_in_spans(isa, &queries, first, t, heads)), row, "{}", isa);
+    }
+    Ok(())
 }
 
 /// `data[from..]`, empty past the end.
@@ -366,50 +432,119 @@ fn data_from(data: &[f32], from: usize) -> &[f32] {
     &data[from.min(data.len())..]
 }
 
-/// A paged f16 cache of one KV head.
-struct Cache {
-    keys: Vec<Vec<f16>>,
-    values: Vec<Vec<f16>>,
+/// An element type of the cache, as tests make and read rows of it.
+trait Element: KvElement {
+    /// What nothing may come of, because it was not written.
+    const UNWRITTEN: Self;
+
+    /// The elements of a row, and their scale where there is one.
+    fn row(row: &[f32]) -> (Vec<Self>, f32);
+
+    fn value(self) -> f64;
 }
 
-impl Cache {
+impl Element for f16 {
+    const UNWRITTEN: f16 = f16::NAN;
+
+    fn row(row: &[f32]) -> (Vec<f16>, f32) {
+        (row.iter().map(|v| f16::from_f32(*v)).collect(), 1.0)
+    }
+
+    fn value(self) -> f64 {
+        self.to_f64()
+    }
+}
+
+impl Element for i8 {
+    const UNWRITTEN: i8 = i8::MIN;
+
+    fn row(row: &[f32]) -> (Vec<i8>, f32) {
+        let mut to = vec![0; row.len()];
+        let scale = quantize_row(row, &mut to);
+        (to, scale)
+    }
+
+    fn value(self) -> f64 {
+        f64::from(self)
+    }
+}
+
+/// The keys or the values of a cache.
+struct Rows<T> {
+    /// Elements and scales of each page.
+    pages: Vec<(Vec<T>, Vec<f32>)>,
+    /// What each row was made of.
+    given: Vec<Vec<f64>>,
+    /// What it says.
+    stored: Vec<Vec<f64>>,
+}
+
+impl<T: Element> Rows<T> {
+    fn random(positions: usize, random: &mut Random) -> Rows<T> {
+        let (mut given, mut stored) = (Vec::new(), Vec::new());
+        let mut page = |page: usize| {
+            let (mut elements, mut scales) = (Vec::new(), Vec::new());
+            for _ in 0..Cache::<T>::PAGE.min(positions - page * Cache::<T>::PAGE) {
+                let row = random.normals(Cache::<T>::DIM);
+                let (held, scale) = T::row(&row);
+                given.push(row.iter().map(|v| f64::from(*v)).collect());
+                stored.push(held.iter().map(|v| v.value() * f64::from(scale)).collect());
+                elements.extend(held);
+                scales.push(scale);
+            }
+            elements.resize(Cache::<T>::PAGE * Cache::<T>::DIM, T::UNWRITTEN);
+            scales.resize(Cache::<T>::PAGE, f32::NAN);
+            (elements, scales)
+        };
+        let pages = (0..positions.div_ceil(Cache::<T>::PAGE)).map(&mut page).collect();
+        Rows { pages, given, stored }
+    }
+
+    fn page(&self, page: usize) -> KvRows<'_, T> {
+        let (elements, scales) = &self.pages[page];
+        KvRows { elements, scales }
+    }
+
+    /// Half the scale of each row.
+    fn half_steps(&self) -> Vec<f64> {
+        let scales = self.pages.iter().flat_map(|(_, scales)| scales);
+        scales.take(self.given.len()).map(|scale| f64::from(*scale) / 2.0).collect()
+    }
+}
+
+/// A paged cache of one KV head.
+struct Cache<T> {
+    keys: Rows<T>,
+    values: Rows<T>,
+}
+
+impl<T: Element> Cache<T> {
     const DIM: usize = 48;
     const PAGE: usize = 64;
     const SCALE: f32 = 0.3;
 
-    /// Past its last position a page holds NaN: nothing may come of what was not written.
-    fn random(positions: usize, random: &mut Random) -> Cache {
-        let mut pages = || -> Vec<Vec<f16>> {
-            (0..positions.div_ceil(Cache::PAGE))
-                .map(|page| {
-                    let held = Cache::PAGE.min(positions - page * Cache::PAGE) * Cache::DIM;
-                    let mut elements: Vec<f16> = (0..held).map(|_| f16::from_f32(random.normal())).collect();
-                    elements.resize(Cache::PAGE * Cache::DIM, f16::NAN);
-                    elements
-                })
-                .collect()
-        };
-        Cache { keys: pages(), values: pages() }
+    fn random(positions: usize, random: &mut Random) -> Cache<T> {
+        Cache { keys: Rows::random(positions, random), values: Rows::random(positions, random) }
     }
 
-    fn with<R>(&self, body: impl FnOnce(&KvPages<'_, f16>) -> R) -> R {
+    fn with<R>(&self, body: impl FnOnce(&KvPages<'_, T>) -> R) -> R {
         body(&KvPages {
-            pages: self.keys.len(),
-            keys: &|page| &self.keys[page],
-            values: &|page| &self.values[page],
-            page_positions: Cache::PAGE,
-            head_dim: Cache::DIM,
+            pages: self.keys.pages.len(),
+            keys: &|page| self.keys.page(page),
+            values: &|page| self.values.page(page),
+            page_positions: Self::PAGE,
+            head_dim: Self::DIM,
         })
     }
 
     fn queries(queries: &[f32], first: usize, tokens: std::ops::Range<usize>, heads: usize) -> Queries<'_> {
-        let stride = heads * Cache::DIM;
+        let stride = heads * Self::DIM;
         Queries {
             data: Strided { data: &queries[tokens.start * stride..], stride },
             tokens: tokens.len(),
             heads,
             first_position: first + tokens.start,
-            scale: Cache::SCALE,
+            scale: Self::SCALE,
         }
     }
 
@@ -421,9 +556,9 @@ impl Cache {
         tokens: std::ops::Range<usize>,
         heads: usize,
     ) -> Vec<f32> {
-        let queries = Cache::queries(queries, first, tokens.clone(), heads);
-        let mut out = vec![0.0; tokens.len() * heads * Cache::DIM];
-        let rows = OutRows::new(&mut out, heads * Cache::DIM);
+        let queries = Self::queries(queries, first, tokens.clone(), heads);
+        let mut out = vec![0.0; tokens.len() * heads * Self::DIM];
+        let rows = OutRows::new(&mut out, heads * Self::DIM);
         // SAFETY: one thread.
         self.with(|kv| unsafe { attend(isa, kv, &queries, rows, 0) });
         out
@@ -437,32 +572,29 @@ impl Cache {
         token: usize,
         heads: usize,
     ) -> Vec<f32> {
-        let queries = Cache::queries(queries, first, token..token + 1, heads);
+        let queries = Self::queries(queries, first, token..token + 1, heads);
         let mut spans = vec![Partial::new(); span_count(first + token)];
         for (span, to) in spans.iter_mut().enumerate().rev() {
             self.with(|kv| attend_span(isa, kv, &queries, span, to));
         }
-        let mut out = vec![0.0; heads * Cache::DIM];
+        let mut out = vec![0.0; heads * Self::DIM];
         merge_spans(isa, &spans, &mut out);
         out
     }
 
-    /// One query over the first `seen` positions, in f64.
+    /// One query over what the first `seen` positions say, in f64.
     fn exact(&self, query: &[f32], seen: usize) -> Vec<f64> {
-        let row = |pages: &[Vec<f16>], p: usize| -> Vec<f64> {
-            let at = p % Cache::PAGE * Cache::DIM;
-            pages[p / Cache::PAGE][at..at + Cache::DIM].iter().map(|v| v.to_f64()).collect()
-        };
-        let weights: Vec<f64> = (0..seen)
-            .map(|p| {
-                let score: f64 = row(&self.keys, p).iter().zip(query).map(|(k, q)| k * f64::from(*q)).sum();
-                (score * f64::from(Cache::SCALE)).exp()
+        let weights: Vec<f64> = self.keys.stored[..seen]
+            .iter()
+            .map(|key| {
+                let score: f64 = key.iter().zip(query).map(|(k, q)| k * f64::from(*q)).sum();
+                (score * f64::from(Self::SCALE)).exp()
             })
             .collect();
         let total: f64 = weights.iter().sum();
-        let mut out = vec![0.0; Cache::DIM];
-        for (p, weight) in weights.iter().enumerate() {
-            out.iter_mut().zip(row(&self.values, p)).for_each(|(out, v)| *out += weight / total * v);
+        let mut out = vec![0.0; Self::DIM];
+        for (value, weight) in self.values.stored.iter().zip(&weights) {
+            out.iter_mut().zip(value).for_each(|(out, v)| *out += weight / total * v);
         }
         out
     }
@@ -476,7 +608,7 @@ fn attention_reads_f32_and_bf16_caches() {
         let small: Vec<f32> = (0..64 * 16).map(|_| (random.next() % 16) as f32 / 8.0 - 1.0).collect();
         let page: Vec<T> = small.iter().map(|&v| element(v)).collect();
         let query = random.normals(3 * 16);
-        let pages = |_| &page[..];
+        let pages = |_| KvRows { elements: &page[..], scales: &[] };
         let kv = KvPages { pages: 1, keys: &pages, values: &pages, page_positions: 64, head_dim: 16 };
         let queries = Queries {
             data: Strided { data: &query, stride: 48 },

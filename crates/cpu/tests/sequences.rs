@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Random, backend, backend_with_context, extend, random_weights, small_geometry};
+use common::{NUMERICS, Random, backend, backend_with_context, extend, random_weights, small_geometry};
 use lily_cpu::{CpuBackend, CpuOptions, Numerics};
 use lily_engine::backend::{Backend, BackendError, DecodeStep, Input, SequenceId, Want};
 
@@ -14,7 +14,7 @@ fn greedy(sequence: SequenceId, input: Input) -> DecodeStep {
 fn a_snapshot_continues_as_the_sequence_it_was_taken_from() {
     let weights = random_weights(&small_geometry(), 11);
     let tokens = Random::new(12).tokens(200, weights.geometry.vocab);
-    for numerics in [Numerics::F32, Numerics::Int8] {
+    for numerics in NUMERICS {
         let mut backend = backend(&weights, numerics, 2);
         let original = backend.open(None).unwrap();
         // 100 is inside a KV page, so that the page is shared and must be copied before it is written.
@@ -201,7 +201,7 @@ fn the_limit_of_state_refuses_and_changes_nothing() {
 fn an_exported_snapshot_continues_in_another_backend() {
     let weights = random_weights(&small_geometry(), 27);
     let tokens = Random::new(28).tokens(200, weights.geometry.vocab);
-    for numerics in [Numerics::F32, Numerics::Int8] {
+    for numerics in NUMERICS {
         let mut first = backend(&weights, numerics, 2);
         let sequence = first.open(None).unwrap();
         extend(&mut first, sequence, &tokens[..100], Want::Nothing);
@@ -221,6 +221,23 @@ fn an_exported_snapshot_continues_in_another_backend() {
         let sequence = second.open(Some(snapshot)).unwrap();
         assert!(extend(&mut second, sequence, &tokens[100..], Want::Logits).logits == expected);
     }
-    let layout = |numerics| backend(&weights, numerics, 2).layout();
-    assert_ne!(layout(Numerics::F32), layout(Numerics::Int8));
+}
+
+#[test]
+fn what_is_saved_is_named_by_its_numbers_and_not_read_as_others() {
+    let weights = random_weights(&small_geometry(), 29);
+    let tokens = Random::new(30).tokens(100, weights.geometry.vocab);
+    for (index, numerics) in NUMERICS.into_iter().enumerate() {
+        let mut first = backend(&weights, numerics, 2);
+        let sequence = first.open(None).unwrap();
+        extend(&mut first, sequence, &tokens, Want::Nothing);
+        let snapshot = first.snapshot(sequence).unwrap();
+        let mut saved = Vec::new();
+        first.export(snapshot).unwrap()(&mut saved).unwrap();
+        for other in NUMERICS.into_iter().skip(index + 1) {
+            let mut second = backend(&weights, other, 2);
+            assert_ne!(first.layout(), second.layout());
+            assert!(second.import(100, &mut saved.as_slice()).is_err(), "{numerics:?} as {other:?}");
+        }
+    }
 }

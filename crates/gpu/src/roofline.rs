@@ -294,7 +294,7 @@ mod tests {
     #[test]
     fn the_assumptions_give_the_reference_engines_published_decode() {
         let m5_max = APPLE[4];
-        let bytes = Cost::of(&full_model()).decode_bytes(4096, KV_ELEMENT_BYTES) as f64;
+        let bytes = Cost::of(&full_model()).batch_bytes(1, 4096, KV_ELEMENT_BYTES) as f64;
         let seconds = bytes / m5_max.bytes_per_second / MEMORY_REACHED + 555.0 * SHORTEST_STAGE;
         let published = 186.6;
         assert!((1.0 / seconds / published - 1.0).abs() < 0.01, "{}", 1.0 / seconds);

@@ -76,10 +76,10 @@ impl Cost {
         }
     }
 
-    /// Bytes that decoding one token moves where `depth` tokens stand before it and the KV cache has
-    /// `kv_element_bytes` for each element.
-    pub fn decode_bytes(&self, depth: usize, kv_element_bytes: usize) -> u64 {
-        self.weight_bytes + self.state_bytes + (depth * kv_element_bytes) as u64 * self.kv_elements
+    /// Bytes that decoding one token moves where `depth` tokens stand before it and the KV cache has `kv_bytes` for
+    /// each.
+    pub fn decode_bytes(&self, depth: usize, kv_bytes: u64) -> u64 {
+        self.weight_bytes + self.state_bytes + depth as u64 * kv_bytes
     }
 
     /// Bytes that decoding one token of each of `batch` sequences in one step moves, each with `depth` tokens
@@ -146,10 +146,10 @@ mod tests {
         assert!(near(cost.state_bytes, 0.13e9, 0.01e9), "{cost:?}");
         assert!(near(cost.layer_ops, 4.9e9, 0.1e9), "{cost:?}");
         // 20 KB for each token of context, in half precision.
-        assert_eq!(cost.decode_bytes(1, 2) - cost.decode_bytes(0, 2), 20 * 1024);
+        assert_eq!(2 * cost.kv_elements, 20 * 1024);
         assert_eq!(cost.prefill_ops(3), 3 * cost.layer_ops + cost.head_ops);
         // A batch of one is a token, a batch of many has every expert in use.
-        let (one, token) = (cost.batch_bytes(1, 256, 2), cost.decode_bytes(256, 2));
+        let (one, token) = (cost.batch_bytes(1, 256, 2), cost.decode_bytes(256, 20 * 1024));
         assert!(one.abs_diff(token) <= 1, "{one} and {token}");
         assert_eq!(used_experts(256, 8, 1), 8.0);
         assert!((used_experts(256, 8, 1000) - 256.0).abs() < 1e-6);

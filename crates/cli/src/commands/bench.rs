@@ -74,7 +74,7 @@ pub fn run(args: &BenchArgs, started: Instant) -> anyhow::Result<()> {
         prefill,
         decode,
     };
-    report.compare(&Cost::of(&weights));
+    report.compare(&Cost::of(&weights), bench.kv_bytes());
     bench.finish();
 
     if let Some(path) = &args.plot {

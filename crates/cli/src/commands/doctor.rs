@@ -12,7 +12,7 @@ use lily_hub::{Settings, cache::Cache};
 use lily_model::geometry::Geometry;
 use lily_model::weights::Weights;
 
-use crate::args::{DoctorArgs, ModelArgs};
+use crate::args::{BackendKind, DoctorArgs, KvCacheType, ModelArgs};
 use crate::{device, machine, models, output};
 
 use report::{Disk, Machine, Model, Report};
@@ -39,13 +39,19 @@ fn look(args: &DoctorArgs) -> anyhow::Result<Report> {
     if args.ctx_len > most {
         bail!("--ctx-len {} is more than the {most} tokens of {}; ask for less", args.ctx_len, model.name);
     }
-    let backends = backends::all(&weights, model.weight_bytes, args.ctx_len);
-    let (place, reason) = device::choose(&ModelArgs::default())?;
+    let kv_cache_type = args.kv_cache_type;
+    let backends = backends::all(&weights, model.weight_bytes, args.ctx_len, kv_cache_type);
+    // What is added to a command, and where that runs.
+    let (flags, backend) = match kv_cache_type {
+        KvCacheType::F16 => ("", BackendKind::Auto),
+        KvCacheType::Q8 => (" --backend cpu --kv-cache-type q8", BackendKind::Cpu),
+    };
+    let (place, reason) = device::choose(&ModelArgs { backend, kv_cache_type, ..ModelArgs::default() })?;
     let taken = backends::name(place);
     let disk = if model.path.is_none() { Some(disk()?) } else { None };
     let limits = limits::all(model.weight_bytes);
     let next = match &model.path {
-        Some(path) => format!("lily chat --model-path {}", path.display()),
+        Some(path) => format!("lily chat --model-path {}{flags}", path.display()),
         None => "lily pull".to_owned(),
     };
     let mut report = Report {
@@ -79,7 +85,7 @@ fn look(args: &DoctorArgs) -> anyhow::Result<Report> {
 
 /// The model that is asked about, by its shapes. Nothing is fetched.
 fn model(args: &DoctorArgs) -> anyhow::Result<(Model, Weights)> {
-    let context = args.ctx_len;
+    let (context, kv_cache_type) = (args.ctx_len, args.kv_cache_type);
     let path = match &args.model_path {
         Some(path) => {
             if let Some(repo) = models::repository(path)
@@ -97,12 +103,12 @@ fn model(args: &DoctorArgs) -> anyhow::Result<(Model, Weights)> {
             let weights =
                 checkpoint.weights().with_context(|| format!("{} cannot be loaded", path.display()))?;
             let (name, weight_bytes) = (checkpoint.name().to_owned(), checkpoint.weight_bytes());
-            Ok((Model { name, path: Some(path), weight_bytes, context }, weights))
+            Ok((Model { name, path: Some(path), weight_bytes, context, kv_cache_type }, weights))
         }
         None => {
             let name = "Qwen3.6-35B-A3B, 4-bit".to_owned();
             let weights = Weights::outline(&Geometry::qwen3_6_35b_a3b());
-            Ok((Model { name, path: None, weight_bytes: WEIGHT_BYTES, context }, weights))
+            Ok((Model { name, path: None, weight_bytes: WEIGHT_BYTES, context, kv_cache_type }, weights))
         }
     }
 }

@@ -22,7 +22,7 @@ use lily_cpu::{CpuBackend, CpuOptions, Numerics};
 use lily_engine::backend::{Backend, SequenceId, Want};
 use lily_model::checkpoint::Checkpoint;
 
-use crate::args::{Against, BackendKind, EvalArgs, ModelArgs};
+use crate::args::{Against, BackendKind, EvalArgs, KvCacheType, ModelArgs};
 use crate::{device, models, output, progress, session};
 use documents::Document;
 use report::{Position, Report};
@@ -107,9 +107,11 @@ fn other(
         Some(Against::Cpu) => BackendKind::Cpu,
         Some(Against::Cuda) => BackendKind::Cuda,
         Some(Against::Metal) => BackendKind::Metal,
-        None => args.model.backend,
+        // Another checkpoint in the same way.
+        None => return side(false, &args.model, &other, longest),
     };
-    side(false, &ModelArgs { backend, ..args.model.clone() }, &other, longest)
+    let model = ModelArgs { backend, kv_cache_type: KvCacheType::F16, ..args.model.clone() };
+    side(false, &model, &other, longest)
 }
 
 /// Refuses tokens that the model does not have, and documents that it cannot hold.

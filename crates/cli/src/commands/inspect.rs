@@ -16,7 +16,8 @@ pub fn run(args: &InspectArgs) -> anyhow::Result<()> {
     write!(out, "{report}")?;
     match report.problems.len() {
         0 => {
-            let model = ModelArgs { model_path: Some(dir), ..ModelArgs::default() };
+            let kv_cache_type = args.kv_cache_type;
+            let model = ModelArgs { model_path: Some(dir), kv_cache_type, ..ModelArgs::default() };
             let budget = device::cpu_budget(&model, &session::open(&model)?, session::DEFAULT_CONTEXT)?;
             writeln!(out, "Memory: {budget}.")?;
             Ok(())

@@ -11,6 +11,9 @@
 //! l' = fma(l_page, b, l * a)    o' = fma(o_page, b, o * a)
 //! ```
 //!
+//! Where rows of the cache have scales ([`KvElement::SCALED`]), a key's is multiplied into `scale` and a value's into
+//! its weight, after the weights were summed: the elements meet as the integers that they are.
+//!
 //! Pages begin at multiples of their length, so the result of a query depends on nothing but the keys and
 //! values up to its position: not on how a prompt was cut, not on the queries beside it. Pages are merged in
 //! spans of [`SPAN_POSITIONS`], and spans in order, so that threads can share one query's context
@@ -41,6 +44,9 @@ const BLOCK: usize = 4;
 
 /// An element type of the cache.
 pub trait KvElement: Copy + Send + Sync + 'static {
+    /// Whether a key or a value is its elements times a scale of its own.
+    const SCALED: bool = false;
+
     /// Sixteen of them, widened.
     ///
     /// # Safety
@@ -72,15 +78,49 @@ impl KvElement for bf16 {
     }
 }
 
+impl KvElement for i8 {
+    const SCALED: bool = true;
+
+    #[inline(always)]
+    unsafe fn load<S: Simd>(from: *const i8) -> S::F {
+        // SAFETY: by contract.
+        unsafe { S::load_i8(from) }
+    }
+}
+
+/// Largest magnitude of an element of an i8 cache.
+const I8_MAX: f32 = 127.0;
+
+/// A key or a value as integers from -127 to 127, in `to`, and their scale: each is off by half the scale at the most.
+/// NaN becomes 0, and infinity what it is beside the largest f32.
+pub fn quantize_row(row: &[f32], to: &mut [i8]) -> f32 {
+    let largest = row.iter().fold(0.0, |largest, v| v.abs().max(largest)).min(f32::MAX);
+    for (to, v) in to.iter_mut().zip(row) {
+        // In a row of zeros this is NaN, too, which becomes 0.
+        let steps = v / largest * I8_MAX;
+        *to = steps.round_ties_even().clamp(-I8_MAX, I8_MAX) as i8;
+    }
+    largest / I8_MAX
+}
+
+/// The keys or the values of a page.
+#[derive(Clone, Copy, Debug)]
+pub struct KvRows<'a, T> {
+    /// `[page_positions, head_dim]`.
+    pub elements: &'a [T],
+    /// What the elements of each position are multiplied with, `[page_positions]`, where [`KvElement::SCALED`].
+    pub scales: &'a [f32],
+}
+
 /// The keys and values of one KV head.
 #[derive(Clone, Copy)]
 pub struct KvPages<'a, T> {
     /// Number of pages.
     pub pages: usize,
-    /// Keys of a page, `[page_positions, head_dim]`.
-    pub keys: &'a (dyn Fn(usize) -> &'a [T] + Sync),
-    /// Values of a page, like the keys.
-    pub values: &'a (dyn Fn(usize) -> &'a [T] + Sync),
+    /// Keys of a page.
+    pub keys: &'a (dyn Fn(usize) -> KvRows<'a, T> + Sync),
+    /// Values of a page.
+    pub values: &'a (dyn Fn(usize) -> KvRows<'a, T> + Sync),
     /// Positions of a page; divides [`SPAN_POSITIONS`], and sixteen divides it.
     pub page_positions: usize,
     /// Elements of a key and of a value; sixteen divides it.
@@ -274,10 +314,13 @@ impl<T: KvElement> Kernel for Span<'_, '_, T> {
             // How many of the page's positions row `i` sees.
             let seen = |i: usize| row_positions(i).saturating_sub(start).min(positions);
             let (keys, values) = ((kv.keys)(page), (kv.values)(page));
-            assert!(keys.len() >= positions * dim && values.len() >= positions * dim, "a page is too short");
+            for rows in [keys, values] {
+                assert!(rows.elements.len() >= positions * dim, "a page is too short");
+                assert!(!T::SCALED || rows.scales.len() >= positions, "a page has too few scales");
+            }
             let most = seen(count - 1);
             let next = if page + 1 < end { (kv.keys)(page + 1) } else { keys };
-            let upcoming = Upcoming { keys: next, values };
+            let upcoming = Upcoming { keys: next.elements, values: values.elements };
             // SAFETY: rows, pages and scratch have the sizes that are read and written.
             unsafe {
                 page_scores::<S, T>(&rows, count, keys, most, dim, queries.scale, scores, upcoming);
@@ -311,13 +354,13 @@ impl<T> Upcoming<'_, T> {
 /// `scores[i * MAX_PAGE + p] = scale * (rows[i] . keys[p])` for positions below `most`.
 ///
 /// # Safety
-/// Rows have `dim` elements, `keys` has `most` of them, and `scores` has [`ROWS`] rows.
+/// Rows have `dim` elements, `keys` has `most` rows, and `scores` has [`ROWS`] rows.
 #[inline(always)]
 #[allow(clippy::too_many_arguments, reason = "one argument per tensor")]
 unsafe fn page_scores<S: Simd, T: KvElement>(
     rows: &[*const f32; ROWS],
     count: usize,
-    keys: &[T],
+    keys: KvRows<'_, T>,
     most: usize,
     dim: usize,
     scale: f32,
@@ -325,7 +368,13 @@ unsafe fn page_scores<S: Simd, T: KvElement>(
     upcoming: Upcoming<'_, T>,
 ) {
     for p in (0..most).step_by(BLOCK) {
-        let key = |j: usize| (p + j).min(most - 1) * dim;
+        let position = |j: usize| (p + j).min(most - 1);
+        let mut factors = [scale; LANES];
+        if T::SCALED {
+            for (i, factor) in factors.iter_mut().enumerate() {
+                *factor *= keys.scales[position(i % BLOCK)];
+            }
+        }
         for i in (0..count).step_by(BLOCK) {
             // SAFETY: by contract; positions are clamped to those that exist.
             unsafe {
@@ -336,7 +385,7 @@ unsafe fn page_scores<S: Simd, T: KvElement>(
                     }
                     let mut k = [S::splat(0.0); BLOCK];
                     for (j, k) in k.iter_mut().enumerate() {
-                        *k = T::load::<S>(keys.as_ptr().add(key(j) + at));
+                        *k = T::load::<S>(keys.elements.as_ptr().add(position(j) * dim + at));
                     }
                     for r in 0..BLOCK {
                         let q = S::load(rows[i + r].add(at));
@@ -346,7 +395,7 @@ unsafe fn page_scores<S: Simd, T: KvElement>(
                     }
                 }
                 let mut sums = [0.0f32; LANES];
-                S::store(sums.as_mut_ptr(), S::mul(S::splat(scale), S::sum_each(&acc)));
+                S::store(sums.as_mut_ptr(), S::mul(S::load(factors.as_ptr()), S::sum_each(&acc)));
                 for r in 0..BLOCK {
                     // Positions past the page's last seen one are overwritten by the softmax.
                     scores[(i + r) * MAX_PAGE + p..][..BLOCK]
@@ -360,13 +409,14 @@ unsafe fn page_scores<S: Simd, T: KvElement>(
 /// Softmax of each row's scores over the page, the weighted sum of values, and the merge into `to`.
 ///
 /// # Safety
-/// `values` has `dim` elements for each position that some row sees, and `scores` is as in [`page_scores`].
+/// `values` has a row for each position that some row of scores sees and, where there are scales, `positions` of
+/// them; `scores` is as in [`page_scores`].
 #[inline(always)]
 unsafe fn page_softmax_and_values<S: Simd, T: KvElement>(
     count: usize,
     seen: impl Fn(usize) -> usize,
     positions: usize,
-    values: &[T],
+    values: KvRows<'_, T>,
     dim: usize,
     scores: &mut [f32],
     to: &mut Partial,
@@ -393,8 +443,9 @@ unsafe fn page_softmax_and_values<S: Simd, T: KvElement>(
             for at in (0..positions).step_by(LANES) {
                 let place = row.as_mut_ptr().add(at);
                 let p = S::exp(S::sub(S::load(place), S::splat(largest)));
-                S::store(place, p);
                 sum = S::add(sum, p);
+                let weight = if T::SCALED { S::mul(p, S::load(values.scales.as_ptr().add(at))) } else { p };
+                S::store(place, weight);
             }
             let merged = largest.max(to.max[i]);
             let factors = [to.max[i] - merged, largest - merged];
@@ -416,7 +467,7 @@ unsafe fn page_softmax_and_values<S: Simd, T: KvElement>(
                     for p in 0..most {
                         let mut v = [S::splat(0.0); BLOCK];
                         for (j, v) in v.iter_mut().enumerate() {
-                            *v = T::load::<S>(values.as_ptr().add(p * dim + first + j * LANES));
+                            *v = T::load::<S>(values.elements.as_ptr().add(p * dim + first + j * LANES));
                         }
                         for r in 0..BLOCK {
                             let weight = S::splat(*scores.get_unchecked(row(r) * MAX_PAGE + p));
@@ -428,7 +479,7 @@ unsafe fn page_softmax_and_values<S: Simd, T: KvElement>(
                 } else {
                     for p in 0..most {
                         for j in 0..vectors {
-                            let v = T::load::<S>(values.as_ptr().add(p * dim + first + j * LANES));
+                            let v = T::load::<S>(values.elements.as_ptr().add(p * dim + first + j * LANES));
                             for r in 0..BLOCK {
                                 let weight = S::splat(*scores.get_unchecked(row(r) * MAX_PAGE + p));
                                 acc[r * BLOCK + j] = S::fma(weight, v, acc[r * BLOCK + j]);

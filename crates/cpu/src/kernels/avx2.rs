@@ -104,6 +104,18 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
     }
 
     #[inline(always)]
+    unsafe fn load_i8(from: *const i8) -> Self::F {
+        // SAFETY: sixteen elements are readable.
+        unsafe {
+            let bytes = _mm_loadu_si128(from.cast());
+            [
+                _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)),
+                _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128::<8>(bytes))),
+            ]
+        }
+    }
+
+    #[inline(always)]
     unsafe fn load_bf16(from: *const bf16) -> Self::F {
         // SAFETY: sixteen elements are readable.
         unsafe {

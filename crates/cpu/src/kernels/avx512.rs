@@ -82,6 +82,12 @@ impl<const AMX: bool> Simd for Avx512<AMX> {
     }
 
     #[inline(always)]
+    unsafe fn load_i8(from: *const i8) -> __m512 {
+        // SAFETY: sixteen elements are readable.
+        unsafe { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(from.cast()))) }
+    }
+
+    #[inline(always)]
     unsafe fn load_u4(from: *const u8) -> __m512 {
         // SAFETY: eight bytes are readable.
         unsafe {

@@ -61,6 +61,13 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
+    unsafe fn load_i8(from: *const i8) -> Self::F {
+        // SAFETY: sixteen elements are readable by contract.
+        let v = unsafe { from.cast::<[i8; LANES]>().read_unaligned() };
+        lanes!(|i| f32::from(v[i]))
+    }
+
+    #[inline(always)]
     unsafe fn load_bf16(from: *const bf16) -> Self::F {
         // SAFETY: sixteen elements are readable by contract.
         let v = unsafe { from.cast::<[bf16; LANES]>().read_unaligned() };

@@ -31,6 +31,7 @@ pub trait Simd: TileOps {
     unsafe fn store(to: *mut f32, v: Self::F);
     unsafe fn load_f16(from: *const f16) -> Self::F;
     unsafe fn load_u8(from: *const u8) -> Self::F;
+    unsafe fn load_i8(from: *const i8) -> Self::F;
     unsafe fn load_bf16(from: *const bf16) -> Self::F;
     unsafe fn add(a: Self::F, b: Self::F) -> Self::F;
     unsafe fn sub(a: Self::F, b: Self::F) -> Self::F;

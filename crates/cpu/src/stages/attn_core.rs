@@ -12,7 +12,7 @@ use crate::kernels::OutRows;
 use crate::kernels::attention::{KvPages, Partial, Queries, attend, attend_span, merge_spans, span_count};
 use crate::kernels::delta::Strided;
 use crate::kernels::f32_ops;
-use crate::kv_cache::PAGE_TOKENS;
+use crate::kv_cache::{KvFormat, PAGE_TOKENS, Stored};
 use crate::plain::{add_scaled, dot, sigmoid};
 use crate::segment::Segment;
 
@@ -82,12 +82,12 @@ pub fn fast(
     let width = geometry.heads * geometry.head_dim;
     let attention = Attention { geometry, layer, q: queries.q };
     let rows = out.writer().values();
-    if segments.iter().all(|segment| segment.rows.len() == 1) {
-        attention.decode(machine, segments, spans, rows);
-    } else {
-        for segment in segments {
-            attention.prefill(machine, segment, rows);
-        }
+    // One format for all sequences of a backend.
+    match segments.first().map(|segment| segment.sequence.layers[layer].attention().format()) {
+        Some(KvFormat::F16) => attention.all::<f16>(machine, segments, spans, rows),
+        Some(KvFormat::Q8) => attention.all::<i8>(machine, segments, spans, rows),
+        Some(KvFormat::F32) => unreachable!("only the plain form has an f32 cache"),
+        None => {}
     }
     out.fill(machine, |row, out| {
         let gates = queries.query_and_gate[row * 2 * width..].chunks_exact(2 * geometry.head_dim);
@@ -114,13 +114,13 @@ impl Attention<'_> {
 
     /// Lets `body` work with the cache of `segment` and `kv_head` and with the queries of `tokens` tokens from
     /// `first` on, counted in the segment's rows.
-    fn with<R>(
+    fn with<T: Stored, R>(
         &self,
         segment: &Segment<'_>,
         kv_head: usize,
         first: usize,
         tokens: usize,
-        body: impl FnOnce(&KvPages<'_, f16>, &Queries<'_>) -> R,
+        body: impl FnOnce(&KvPages<'_, T>, &Queries<'_>) -> R,
     ) -> R {
         let AttentionGeometry { heads, kv_heads, head_dim, .. } = *self.geometry;
         let width = heads * head_dim;
@@ -144,7 +144,23 @@ impl Attention<'_> {
         body(&kv, &queries)
     }
 
-    fn prefill(&self, machine: &Machine, segment: &Segment<'_>, out: OutRows<'_>) {
+    fn all<T: Stored>(
+        &self,
+        machine: &Machine,
+        segments: &[Segment<'_>],
+        spans: &mut Vec<Partial>,
+        out: OutRows<'_>,
+    ) {
+        if segments.iter().all(|segment| segment.rows.len() == 1) {
+            self.decode::<T>(machine, segments, spans, out);
+        } else {
+            for segment in segments {
+                self.prefill::<T>(machine, segment, out);
+            }
+        }
+    }
+
+    fn prefill<T: Stored>(&self, machine: &Machine, segment: &Segment<'_>, out: OutRows<'_>) {
         let (kv_heads, group) = (self.geometry.kv_heads, self.group());
         let blocks = segment.rows.len().div_ceil(TOKEN_BLOCK);
         machine.pool.for_each(blocks * kv_heads, |task| {
@@ -153,14 +169,14 @@ impl Attention<'_> {
             let first = (blocks - 1 - task / kv_heads) * TOKEN_BLOCK;
             let tokens = TOKEN_BLOCK.min(segment.rows.len() - first);
             let out = out.from_row(segment.rows.start + first);
-            self.with(segment, kv_head, first, tokens, |kv, queries| {
+            self.with::<T, _>(segment, kv_head, first, tokens, |kv, queries| {
                 // SAFETY: each block of tokens and each KV head's columns are one task's.
                 unsafe { attend(machine.isa, kv, queries, out, kv_head * group) };
             });
         });
     }
 
-    fn decode(
+    fn decode<T: Stored>(
         &self,
         machine: &Machine,
         segments: &[Segment<'_>],
@@ -179,7 +195,7 @@ impl Attention<'_> {
             let (head, span) = (task / per_head, task % per_head);
             let segment = &segments[head / kv_heads];
             if span < spans_of(segment) {
-                self.with(segment, head % kv_heads, 0, 1, |kv, queries| {
+                self.with::<T, _>(segment, head % kv_heads, 0, 1, |kv, queries| {
                     attend_span(machine.isa, kv, queries, span, partial);
                 });
             }

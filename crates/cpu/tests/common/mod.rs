@@ -33,6 +33,9 @@ pub fn small_geometry() -> Geometry {
     }
 }
 
+/// All that a backend can compute with.
+pub const NUMERICS: [Numerics; 3] = [Numerics::F32, Numerics::Int8, Numerics::Int8KvQ8];
+
 /// A small seeded generator (SplitMix64): tests need variety, not quality.
 pub struct Random(u64);
 

@@ -14,6 +14,8 @@ use crate::machine::{self, Resident};
 
 /// Tokens of the prompt with which the time from the start to the first token is taken: a short question.
 const FIRST_PROMPT: usize = 32;
+/// Positions over which the bytes of one are counted: whole pages of every backend.
+const PAGES: usize = 1024;
 /// Seed of the random tokens.
 const SEED: u64 = 0x5eed_0f11_1e00_0001;
 
@@ -41,6 +43,11 @@ impl Bench {
             pace: Pace::default(),
             notes: Vec::new(),
         }
+    }
+
+    /// Bytes of the backend's KV cache for each position.
+    pub fn kv_bytes(&self) -> u64 {
+        (self.backend.sequence_bytes(PAGES) - self.backend.sequence_bytes(0)) / PAGES as u64
     }
 
     /// Answers a first short prompt, of so many tokens.

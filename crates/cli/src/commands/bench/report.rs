@@ -6,9 +6,6 @@ use serde::Serialize;
 
 use crate::machine::Resident;
 
-/// Bytes of an element of the KV cache: every backend keeps halves.
-const KV_ELEMENT_BYTES: usize = 2;
-
 /// Everything that was measured.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
@@ -35,8 +32,8 @@ pub struct Report {
 }
 
 impl Report {
-    /// Works out how near each speed comes to its floor.
-    pub fn compare(&mut self, cost: &Cost) {
+    /// Works out how near each speed comes to its floor, with `kv_bytes` for each position of the KV cache.
+    pub fn compare(&mut self, cost: &Cost, kv_bytes: u64) {
         let limits = self.limits;
         for prefill in &mut self.prefill {
             prefill.matrix_ops = cost.prefill_ops(prefill.tokens);
@@ -47,7 +44,7 @@ impl Report {
         }
         for decode in &mut self.decode {
             let middle = decode.depth + decode.tokens / 2;
-            decode.bytes_per_token = cost.decode_bytes(middle, KV_ELEMENT_BYTES);
+            decode.bytes_per_token = cost.decode_bytes(middle, kv_bytes);
             decode.floor = limits.map(|limits| {
                 let seconds =
                     (decode.tokens as u64 * decode.bytes_per_token) as f64 / limits.read_bytes_per_second;

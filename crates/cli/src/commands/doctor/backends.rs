@@ -7,6 +7,7 @@ use lily_gpu::memory::Context;
 use lily_model::weights::Weights;
 
 use super::report::{Backend, Room, gb};
+use crate::args::KvCacheType;
 use crate::budget::Budget;
 use crate::device::Place;
 use crate::machine;
@@ -22,19 +23,25 @@ pub fn name(place: Place) -> &'static str {
     }
 }
 
-/// All backends, with the room that each has for the model of `weights` at `context` tokens. `bytes` is what the
-/// model's files take once they are mapped.
-pub fn all(weights: &Weights, bytes: u64, context: usize) -> Vec<Backend> {
-    let mut all = vec![cpu(weights, bytes, context)];
-    all.extend(cuda(weights, context));
-    all.extend(metal(weights, context));
+/// All backends, with the room that each has for the model of `weights` at `context` tokens, stored as `kv` says.
+/// `bytes` is what the model's files take once they are mapped.
+pub fn all(weights: &Weights, bytes: u64, context: usize, kv: KvCacheType) -> Vec<Backend> {
+    let mut gpus = cuda(weights, context);
+    gpus.extend(metal(weights, context));
+    if kv == KvCacheType::Q8 {
+        // Whatever the memory.
+        gpus.iter_mut().for_each(|gpu| gpu.room = None);
+    }
+    let mut all = vec![cpu(weights, bytes, context, kv)];
+    all.extend(gpus);
     all
 }
 
 /// The processor, which always works.
-fn cpu(weights: &Weights, bytes: u64, context: usize) -> Backend {
+fn cpu(weights: &Weights, bytes: u64, context: usize, kv: KvCacheType) -> Backend {
     let (geometry, threads) = (&weights.geometry, physical_cores());
-    let own = |tokens| Footprint::new(geometry, threads, tokens).total() as u64;
+    let format = kv.numerics().kv_format();
+    let own = |tokens| Footprint::new(geometry, format, threads, tokens).total() as u64;
     let budget = |asked, usual| Budget::new(asked, usual, bytes, machine::memory_bytes(), own);
     let (fits, says) = match budget(Some(context), context) {
         Ok(planned) => (planned.is_resident(), planned.to_string()),

@@ -5,6 +5,8 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 
+use crate::args::KvCacheType;
+
 const GB: f64 = 1e9;
 /// Columns in which names stand.
 const NAME_WIDTH: usize = 14;
@@ -62,6 +64,8 @@ pub struct Model {
     pub weight_bytes: u64,
     /// Context that it is to have.
     pub context: usize,
+    /// How keys and values of it are stored.
+    pub kv_cache_type: KvCacheType,
 }
 
 /// A backend, or one device of it.
@@ -73,7 +77,7 @@ pub struct Backend {
     pub works: bool,
     /// What it is, or why it does not work.
     pub says: String,
-    /// The room that it has for the model; `None` where it does not work.
+    /// The room that it has for the model; `None` where it does not work, or not with such a KV cache.
     pub room: Option<Room>,
 }
 
@@ -153,11 +157,19 @@ impl fmt::Display for Report {
         for backend in &self.backends {
             line(f, backend.works, backend.name, &backend.says)?;
         }
-        writeln!(f, "      --backend auto takes {}: {}", self.taken, self.reason)?;
-
-        let Model { name, path, context, .. } = &self.model;
+        let Model { name, path, context, kv_cache_type, .. } = &self.model;
+        let stored = match kv_cache_type {
+            KvCacheType::F16 => {
+                writeln!(f, "      --backend auto takes {}: {}", self.taken, self.reason)?;
+                ""
+            }
+            KvCacheType::Q8 => {
+                writeln!(f, "      --kv-cache-type q8 runs on {} only", self.taken)?;
+                ", keys and values in 8 bits"
+            }
+        };
         let place = path.as_ref().map_or("not here yet".to_owned(), |path| path.display().to_string());
-        writeln!(f, "\n{name} ({place}) with a context of {context}")?;
+        writeln!(f, "\n{name} ({place}) with a context of {context}{stored}")?;
         for backend in &self.backends {
             let Some(room) = &backend.room else { continue };
             line(f, room.fits, &format!("on {}", backend.name), &room.says)?;
@@ -209,7 +221,13 @@ mod tests {
                 memory_bytes: Some(24_000_000_000),
                 available_bytes: None,
             },
-            model: Model { name: "model".to_owned(), path: None, weight_bytes: 20, context: 4096 },
+            model: Model {
+                name: "model".to_owned(),
+                path: None,
+                weight_bytes: 20,
+                context: 4096,
+                kv_cache_type: KvCacheType::F16,
+            },
             backends: vec![backend("cpu", room(fits[0])), backend("cuda", room(fits[1]))],
             taken: "cpu",
             reason: "a reason".to_owned(),

@@ -111,6 +111,21 @@ impl<const I8MM: bool> Simd for Neon<I8MM> {
     }
 
     #[inline(always)]
+    unsafe fn load_i8(from: *const i8) -> Self::F {
+        // SAFETY: sixteen elements are readable.
+        unsafe {
+            let bytes = vld1q_s8(from);
+            let (low, high) = (vmovl_s8(vget_low_s8(bytes)), vmovl_high_s8(bytes));
+            [
+                vcvtq_f32_s32(vmovl_s16(vget_low_s16(low))),
+                vcvtq_f32_s32(vmovl_high_s16(low)),
+                vcvtq_f32_s32(vmovl_s16(vget_low_s16(high))),
+                vcvtq_f32_s32(vmovl_high_s16(high)),
+            ]
+        }
+    }
+
+    #[inline(always)]
     unsafe fn load_bf16(from: *const bf16) -> Self::F {
         // SAFETY: sixteen elements are readable.
         unsafe {
