@@ -113,9 +113,15 @@ constexpr bool BULK_COPIES = true;
 #else
 constexpr bool BULK_COPIES = false;
 #endif
-__device__ __forceinline__ void barrier_init(u32 barrier) {
+__device__ __forceinline__ void barrier_init(u32 barrier, u32 arrivals = 1) {
 #if __CUDA_ARCH__ >= 900
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barrier) : "memory");
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+#endif
+}
+// One arrival, which also says how many bytes of copies complete the phase.
+__device__ __forceinline__ void barrier_expect(u32 barrier, u32 bytes) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 #endif
 }
 __device__ __forceinline__ void barriers_ready() {
@@ -125,7 +131,7 @@ __device__ __forceinline__ void barriers_ready() {
 }
 __device__ __forceinline__ void bulk_copy(u32 to, const u8* from, u32 bytes, u32 barrier) {
 #if __CUDA_ARCH__ >= 900
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+  barrier_expect(barrier, bytes);
   // Weights come by once a token: they are the first to leave the L2 again.
   u64 policy;
   asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));

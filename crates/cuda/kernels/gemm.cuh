@@ -4,7 +4,7 @@
 //   Gemm<BITS, SORTED>   sizes: TILES of 16 matrix rows and TOKENS rows of activations at the most of an item of work
 //   gemm<G>(...)         the products of one item after the other, or of one item a block
 //   round_into(...)      eight inputs a lane, one chunk a warp, rounded into a row as the products want it
-//   LAUNCH_GEMM(kernel, G, blocks, ...)   the launch shape: `blocks` items side by side for each TOKENS rows
+//   LAUNCH_GEMM(kernel, G, blocks)   the launch shape: `blocks` items side by side for each TOKENS rows (0: the plan says)
 #pragma once
 #include "prompt.cuh"
 #include "tiles.cuh"

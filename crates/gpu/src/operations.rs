@@ -1,14 +1,13 @@
 //! Arithmetic of a pass, stage by stage: operations of its matrix products, of attention and of the recurrence. A
 //! multiplication and an addition are two. Norms, gates, softmax and sampling are left out: they are few.
 
+use lily_model::cost::OPS_PER_PRODUCT;
 use lily_model::geometry::LayerKind;
 use lily_model::weights::Weights;
 
 use crate::packing;
 use crate::stage::Stage;
 
-/// A multiplication and an addition.
-const PRODUCT: u64 = 2;
 /// Operations that a token does with each number of a recurrent state: one for the decay, two each for recall, write and
 /// answer.
 const RECURRENCE: u64 = 7;
@@ -38,18 +37,18 @@ pub fn operations(weights: &Weights, stage: Stage, tokens: Tokens) -> u64 {
         Stage::DeltaCore => {
             let taps = (delta.conv_channels() * delta.conv_width) as u64;
             let state = delta.state_elements() as u64;
-            layers(LayerKind::Delta) * count * (RECURRENCE * state + PRODUCT * taps)
+            layers(LayerKind::Delta) * count * (RECURRENCE * state + OPS_PER_PRODUCT * taps)
         }
         Stage::AttnCore => {
             // Each token with all before it, and with itself.
             let pairs = count * seen + count * (count + 1) / 2;
             let width = (attention.heads * attention.head_dim) as u64;
-            layers(LayerKind::Attention) * pairs * ATTENTION_PRODUCTS * PRODUCT * width
+            layers(LayerKind::Attention) * pairs * ATTENTION_PRODUCTS * OPS_PER_PRODUCT * width
         }
         Stage::Head => {
             let [_, head] = packing::outer_groups(weights);
             let products = head.matrices.iter().map(|(_, matrix)| (matrix.rows * matrix.cols) as u64);
-            tokens.heads as u64 * PRODUCT * products.sum::<u64>()
+            tokens.heads as u64 * OPS_PER_PRODUCT * products.sum::<u64>()
         }
         _ => {
             let groups = weights.layers.iter().flat_map(packing::groups);
@@ -58,7 +57,7 @@ pub fn operations(weights: &Weights, stage: Stage, tokens: Tokens) -> u64 {
                 let times = if matrix.count > 1 { moe.top_k } else { 1 };
                 (times * matrix.rows * matrix.cols) as u64
             });
-            count * PRODUCT * products.sum::<u64>()
+            count * OPS_PER_PRODUCT * products.sum::<u64>()
         }
     }
 }

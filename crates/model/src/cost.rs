@@ -15,7 +15,7 @@ use crate::weights::{GROUP_SIZE, Matrix, Mixer, MoeWeights, Weights};
 /// Bytes of a bf16 scale and a bf16 bias.
 const SCALE_AND_BIAS: usize = 4;
 /// A multiplication and an addition.
-const OPS_PER_PRODUCT: u64 = 2;
+pub const OPS_PER_PRODUCT: u64 = 2;
 
 /// What one token costs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
