@@ -19,11 +19,12 @@ const SIMD: usize = 32;
 const MOST_INPUTS: usize = 4096;
 
 /// What the kernels include.
-const HEADERS: [(&str, &str); 5] = [
+const HEADERS: [(&str, &str); 6] = [
     ("attention.h", include_str!("../kernels/attention.h")),
     ("choice.h", include_str!("../kernels/choice.h")),
     ("common.h", include_str!("../kernels/common.h")),
     ("float64.h", include_str!("../kernels/float64.h")),
+    ("gemm.h", include_str!("../kernels/gemm.h")),
     ("product.h", include_str!("../kernels/product.h")),
 ];
 
@@ -53,6 +54,11 @@ pub fn file(stage: Stage) -> (&'static str, &'static str) {
 /// What a device compiles for a stage of a model.
 pub fn source(stage: Stage, geometry: &Geometry) -> Source {
     let (name, text) = file(stage);
+    complete(name, text, geometry)
+}
+
+/// A file that may include what the kernels include, as a device compiles it for a model.
+pub fn complete(name: &str, text: &str, geometry: &Geometry) -> Source {
     let mut whole = String::new();
     let macros = macros(geometry).into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
     inline(&mut whole, &mut Vec::new(), name, text);

@@ -171,3 +171,4 @@ void lily_divergent(LilyLane* self, int is_barrier, const char* name, int line) 
   divergent(*lily_worker, self->simd->head, is_barrier ? LILY_DIVERGENT_BARRIER : LILY_DIVERGENT_COLLECTIVE, name, self, line);
 }
 }
+void forget_lockstep(Worker& w) { delete w.lockstep; }

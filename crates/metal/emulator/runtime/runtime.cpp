@@ -205,12 +205,27 @@ bool run_group(Worker& w, const uint32_t (&group)[3]) {
   return finished(w);
 }
 
+constexpr size_t ALL_STACKS = LILY_MAX_THREADS * (STACK_BYTES + GUARD_BYTES);
+
+// A host thread's worker, which goes with the thread: its guards are 2,048 mappings of the 65,530 that a process may have.
+struct Owner {
+  Worker* worker = nullptr;
+  ~Owner() {
+    if (!worker) return;
+    lily_worker = nullptr;
+    munmap(worker->stacks, ALL_STACKS);
+    munmap(worker->arena, ARENA_BYTES);
+    forget_lockstep(*worker);
+    delete worker;
+  }
+};
+thread_local Owner owner;
+
 Worker* worker() {
   if (lily_worker) return lily_worker;
   auto* w = new Worker;
   // Stacks are committed as they are touched.
-  const size_t bytes = LILY_MAX_THREADS * (STACK_BYTES + GUARD_BYTES);
-  void* stacks = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* stacks = mmap(nullptr, ALL_STACKS, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   void* arena = mmap(nullptr, ARENA_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (stacks == MAP_FAILED || arena == MAP_FAILED) {
     delete w;
@@ -223,7 +238,7 @@ Worker* worker() {
   w->ready.reserve(LILY_MAX_THREADS);
   w->simdgroups.resize(MAX_SIMDGROUPS);
   w->arena_shadow.cover(ARENA_BYTES);
-  lily_worker = w;
+  owner.worker = lily_worker = w;
   return w;
 }
 

@@ -142,4 +142,6 @@ void pause_lane(Worker& w);
 bool run_lockstep(Worker& w);
 // Ends it at once, from one of its threads.
 void leave_lockstep(Worker& w);
+// Gives back what the worker needed for them.
+void forget_lockstep(Worker& w);
 

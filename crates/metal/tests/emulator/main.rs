@@ -3,6 +3,7 @@
 
 mod faults;
 mod functions;
+mod gemm;
 mod kernels;
 mod order;
 mod refusals;
