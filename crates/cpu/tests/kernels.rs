@@ -349,9 +349,11 @@ proptest! {
     fn eight_bits_move_attention_within_their_bound(positions in 1usize..200, seed in 1u64..) {
         let mut random = Random(seed);
         let cache = Cache::<i8>::random(positions, &mut random);
+        // A quotient, a product and the scale are rounded to f32 on the way, each of up to 127 steps.
+        let rounded = 3.0 * 127.0 * f64::from(f32::EPSILON);
         for rows in [&cache.keys, &cache.values] {
             for ((given, stored), half) in rows.given.iter().zip(&rows.stored).zip(rows.half_steps()) {
-                prop_assert!(given.iter().zip(stored).all(|(g, s)| (g - s).abs() <= half * (1.0 + 1e-6)));
+                prop_assert!(given.iter().zip(stored).all(|(g, s)| (g - s).abs() <= half * (1.0 + rounded)));
             }
         }
         let query = random.normals(Cache::<i8>::DIM);
