@@ -37,6 +37,9 @@
 // Scaling is 3 operations for a result where its products are 64: 4.7 %. Every tile of columns rounds the same rows again: 14 % of the products with 64 rows. A kernel
 // that rounds them once would save that for a dispatch, a buffer and the way through memory, without changing a bit.
 //
+// **Two matrix units.** Where the macro TENSOR_PRODUCTS is set, blocks of 64 rows go through `matmul2d` of Metal 4 (below) instead of `simdgroup_matrix`; all else is the same, so
+// are the bits. Whether and when: `lily_metal::tensors`.
+//
 // **Relied on**: `simdgroup_matrix` multiplies halves exactly and adds in f32 (sums of whole numbers below 2^24), and a lane has the elements that `Place` says, which
 // Apple does not specify: MLX relies on the same (`BaseMMAFrag`), and the emulator has it so.
 #pragma once
@@ -182,84 +185,168 @@ inline Place place_of(uint lane) {
   return place;
 }
 
-// The products of `rows` (`row(r)`: where it begins, a multiple of 16 bytes) with the matrix rows of `columns` (`row(n)`), K inputs each, by the whole threadgroup. Leaves them in
-// `room` (aligned to 16 bytes) as [ROWS][COLUMNS] behind a barrier; with NORM those of x * norm, and 1 / rms of each row in `inverses`.
-template <int ROWS, int K, int BITS, bool NORM, class Rows, class Columns>
-inline void gemm(Rows rows, Columns columns, device const float* norm, threadgroup float* room, threadgroup float* inverses, uint thread_index,
-                 uint simd, uint lane) {
-  typedef Block<ROWS> B;
-  static_assert(K % GROUP == 0 && Weight<BITS>::LARGEST > 0, "groups are whole");
-  threadgroup half* staged_rows = (threadgroup half*)room;
-  threadgroup half* staged_columns = staged_rows + ROWS * STRIDE;
-  threadgroup float2* row_factors = (threadgroup float2*)(staged_columns + COLUMNS * STRIDE);
-  threadgroup float2* column_factors = row_factors + ROWS;
+// Adds a group's sum of products to a total. Factors: {power, sum of q} of the row, {scale, bias} of the column.
+template <int BITS> inline float add_group(float total, float sum, float2 of_row, float2 of_column) {
+  if (BITS == 8) sum = fma(float(BYTE_CENTRE), of_row.y, sum);
+  return fma(of_row.x, fma(of_column.x, sum, of_column.y * of_row.y), total);
+}
 
-  const uint part = thread_index % ROW_LANES, own = thread_index / ROW_LANES;
-  device const float4* from[B::TURNS];
-  float squares[B::TURNS];
-  for (int turn = 0; turn < B::TURNS; ++turn) {
-    from[turn] = (device const float4*)rows.row(turn * ROWS_AT_ONCE + own) + part * (OWN_INPUTS / 4);
-    squares[turn] = 0.0f;
+// A group in threadgroup memory: rows [ROWS][STRIDE], columns [COLUMNS][STRIDE], and the factors of both.
+struct StagedGroup {
+  threadgroup half* rows;
+  threadgroup half* columns;
+  threadgroup float2* row_factors;
+  threadgroup float2* column_factors;
+};
+
+// What a thread stages of every group.
+template <int ROWS, int K, int BITS, bool NORM> struct Staging {
+  StagedGroup to;
+  device const float4* from[Block<ROWS>::TURNS];
+  float squares[Block<ROWS>::TURNS];
+  device const float4* norm;
+  Row weight_row;
+  uint part, own;       // of rows: its eight inputs, and its first row
+  uint column, piece;   // of columns
+
+  // Stages group `g`, behind a barrier for what was there before; ends with a barrier.
+  inline void stage(int g) {
+    const uint quad = uint(g) * (GROUP / 4);
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    for (int turn = 0; turn < Block<ROWS>::TURNS; ++turn) {
+      const uint r = turn * ROWS_AT_ONCE + own;
+      squares[turn] = stage_row<BITS, NORM>(from[turn] + quad, norm + quad + part * (OWN_INPUTS / 4),
+                                            (threadgroup half4*)(to.rows + r * STRIDE + part * OWN_INPUTS), to.row_factors + r, part,
+                                            r < uint(ROWS), squares[turn]);
+    }
+    stage_weights<BITS>(weight_row, g, piece, (threadgroup half4*)(to.columns + column * STRIDE + piece * PIECE), to.column_factors + column);
+    threadgroup_barrier(mem_flags::mem_threadgroup);
   }
-  const uint column = thread_index / WEIGHT_LANES, piece = thread_index % WEIGHT_LANES;
-  const Row weight_row = columns.row(column);
 
+  // 1 / rms of the rows, once all groups are staged; all lanes come here.
+  inline void leave_inverses(threadgroup float* inverses) const {
+    for (int turn = 0; turn < Block<ROWS>::TURNS; ++turn) {
+      const float total = lanes_sum<ROW_LANES>(squares[turn]);
+      const uint r = turn * ROWS_AT_ONCE + own;
+      if (part == 0 && r < uint(ROWS)) inverses[r] = rsqrt(fma(total, 1.0f / K, RMS_EPS));
+    }
+  }
+};
+
+// Multiplies all groups and leaves the totals in `results`, [ROWS][COLUMNS], which is where the staged group was; no barrier at the end.
+template <int ROWS> struct SimdgroupMatrices {};
+template <int K, int BITS, int ROWS, class Stage>
+inline void multiply(SimdgroupMatrices<ROWS>, thread Stage& staging, threadgroup float* results, uint simd, uint lane) {
+  typedef Block<ROWS> B;
+  const StagedGroup staged = staging.to;
   const uint first_row = simd % B::ROW_SIMDS * (B::ROW_TILES * EDGE), first_column = simd / B::ROW_SIMDS * (B::COLUMN_TILES * EDGE);
   const Place place = place_of(lane);
   simdgroup_float8x8 totals[B::ROW_TILES][B::COLUMN_TILES], sums[B::ROW_TILES][B::COLUMN_TILES];
   for (int i = 0; i < B::ROW_TILES; ++i) {
     for (int j = 0; j < B::COLUMN_TILES; ++j) totals[i][j] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
   }
-  for (int group = 0; group < K / GROUP; ++group) {
-    const uint quad = group * (GROUP / 4);
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-    for (int turn = 0; turn < B::TURNS; ++turn) {
-      const uint r = turn * ROWS_AT_ONCE + own;
-      squares[turn] = stage_row<BITS, NORM>(from[turn] + quad, (device const float4*)norm + quad + part * (OWN_INPUTS / 4),
-                                            (threadgroup half4*)(staged_rows + r * STRIDE + part * OWN_INPUTS), row_factors + r, part,
-                                            r < uint(ROWS), squares[turn]);
-    }
-    stage_weights<BITS>(weight_row, group, piece, (threadgroup half4*)(staged_columns + column * STRIDE + piece * PIECE), column_factors + column);
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-
+  for (int g = 0; g < K / GROUP; ++g) {
+    staging.stage(g);
     for (int i = 0; i < B::ROW_TILES; ++i) {
       for (int j = 0; j < B::COLUMN_TILES; ++j) sums[i][j] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
     }
     for (int k = 0; k < GROUP; k += EDGE) {
       simdgroup_half8x8 a[B::ROW_TILES];
-      for (int i = 0; i < B::ROW_TILES; ++i) simdgroup_load(a[i], staged_rows + (first_row + i * EDGE) * STRIDE + k, STRIDE);
+      for (int i = 0; i < B::ROW_TILES; ++i) simdgroup_load(a[i], staged.rows + (first_row + i * EDGE) * STRIDE + k, STRIDE);
       for (int j = 0; j < B::COLUMN_TILES; ++j) {
         simdgroup_half8x8 b;
-        simdgroup_load(b, staged_columns + (first_column + j * EDGE) * STRIDE + k, STRIDE, ulong2(0, 0), true);
+        simdgroup_load(b, staged.columns + (first_column + j * EDGE) * STRIDE + k, STRIDE, ulong2(0, 0), true);
         for (int i = 0; i < B::ROW_TILES; ++i) simdgroup_multiply_accumulate(sums[i][j], a[i], b, sums[i][j]);
       }
     }
-
     float2 of_rows[B::ROW_TILES];
-    for (int i = 0; i < B::ROW_TILES; ++i) of_rows[i] = row_factors[first_row + i * EDGE + place.row];
+    for (int i = 0; i < B::ROW_TILES; ++i) of_rows[i] = staged.row_factors[first_row + i * EDGE + place.row];
     for (int j = 0; j < B::COLUMN_TILES; ++j) {
-      const float4 pair = *(threadgroup const float4*)(column_factors + first_column + j * EDGE + place.column);
-      const float2 scales = pair.xz, biases = pair.yw;
+      const float4 of_columns = *(threadgroup const float4*)(staged.column_factors + first_column + j * EDGE + place.column);
       for (int i = 0; i < B::ROW_TILES; ++i) {
-        float2 sum = float2(sums[i][j].thread_elements()[0], sums[i][j].thread_elements()[1]);
-        if (BITS == 8) sum = fma(float2(float(BYTE_CENTRE)), float2(of_rows[i].y), sum);
-        const float2 term = fma(scales, sum, biases * of_rows[i].y);
-        for (int e = 0; e < 2; ++e) totals[i][j].thread_elements()[e] = fma(of_rows[i].x, term[e], totals[i][j].thread_elements()[e]);
+        totals[i][j].thread_elements()[0] =
+            add_group<BITS>(totals[i][j].thread_elements()[0], sums[i][j].thread_elements()[0], of_rows[i], of_columns.xy);
+        totals[i][j].thread_elements()[1] =
+            add_group<BITS>(totals[i][j].thread_elements()[1], sums[i][j].thread_elements()[1], of_rows[i], of_columns.zw);
       }
     }
   }
-  if (NORM) {
-    for (int turn = 0; turn < B::TURNS; ++turn) {
-      const float total = lanes_sum<ROW_LANES>(squares[turn]);
-      const uint r = turn * ROWS_AT_ONCE + own;
-      if (part == 0 && r < uint(ROWS)) inverses[r] = rsqrt(fma(total, 1.0f / K, RMS_EPS));
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  threadgroup float* own = results + first_row * COLUMNS + first_column;
+  for (int i = 0; i < B::ROW_TILES; ++i) {
+    for (int j = 0; j < B::COLUMN_TILES; ++j) simdgroup_store(totals[i][j], own + i * EDGE * COLUMNS + j * EDGE, COLUMNS);
+  }
+}
+template <int ROWS> struct MatrixUnit {
+  typedef SimdgroupMatrices<ROWS> type;
+};
+
+#ifdef TENSOR_PRODUCTS
+#include <metal_tensor>
+#include <MetalPerformancePrimitives/MetalPerformancePrimitives.h>
+
+// The same with `matmul2d`, by the four SIMD-groups together: on Apple GPUs of family 10 (M5) and later it goes to their neural accelerators. It is asked for a
+// group at a time, as a product that begins at zero, without relaxed precision; where a thread's elements are is asked for element by element, since
+// it is nowhere specified and differs between generations. Operands stay in threadgroup memory as they are.
+constant constexpr int TENSOR_ROWS = 64;
+struct TensorMatrices {};
+template <int K, int BITS, class Stage>
+inline void multiply(TensorMatrices, thread Stage& staging, threadgroup float* results, uint, uint) {
+  typedef tensor<threadgroup half, dextents<int, 2>, tensor_inline> Operand;
+  typedef tensor<threadgroup float, dextents<int, 2>, tensor_inline> Results;
+  constexpr auto descriptor = mpp::tensor_ops::matmul2d_descriptor(TENSOR_ROWS, COLUMNS, GROUP, false, true, false,
+                                                                   mpp::tensor_ops::matmul2d_descriptor::mode::multiply);
+  mpp::tensor_ops::matmul2d<descriptor, execution_simdgroups<GEMM_SIMDS>> operation;
+  const StagedGroup staged = staging.to;
+  // The first dimension is the one whose elements are neighbours.
+  Operand rows(staged.rows, dextents<int, 2>(GROUP, TENSOR_ROWS), array<int, 2>{1, STRIDE});
+  Operand columns(staged.columns, dextents<int, 2>(GROUP, COLUMNS), array<int, 2>{1, STRIDE});
+  auto totals = operation.template get_destination_cooperative_tensor<Operand, Operand, float>();
+  auto sums = operation.template get_destination_cooperative_tensor<Operand, Operand, float>();
+#pragma unroll
+  for (ushort i = 0; i < totals.get_capacity(); ++i) {
+    if (totals.is_valid_element(i)) totals[i] = 0.0f;
+  }
+  for (int g = 0; g < K / GROUP; ++g) {
+    staging.stage(g);
+    operation.run(rows, columns, sums);
+#pragma unroll
+    for (ushort i = 0; i < sums.get_capacity(); ++i) {
+      if (!sums.is_valid_element(i)) continue;
+      const auto at = sums.get_multidimensional_index(i);
+      totals[i] = add_group<BITS>(totals[i], sums[i], staged.row_factors[at[1]], staged.column_factors[at[0]]);
     }
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
-  threadgroup float* results = room + first_row * COLUMNS + first_column;
-  for (int i = 0; i < B::ROW_TILES; ++i) {
-    for (int j = 0; j < B::COLUMN_TILES; ++j) simdgroup_store(totals[i][j], results + i * EDGE * COLUMNS + j * EDGE, COLUMNS);
+  Results to(results, dextents<int, 2>(COLUMNS, TENSOR_ROWS));
+  totals.store(to);
+}
+template <> struct MatrixUnit<TENSOR_ROWS> {
+  typedef TensorMatrices type;
+};
+#endif
+
+// The products of `rows` (`row(r)`: where it begins, a multiple of 16 bytes) with the matrix rows of `columns` (`row(n)`), K inputs each, by the whole threadgroup. Leaves them in
+// `room` (aligned to 16 bytes) as [ROWS][COLUMNS] behind a barrier; with NORM those of x * norm, and 1 / rms of each row in `inverses`.
+template <int ROWS, int K, int BITS, bool NORM, class Rows, class Columns>
+inline void gemm(Rows rows, Columns columns, device const float* norm, threadgroup float* room, threadgroup float* inverses, uint thread_index,
+                 uint simd, uint lane) {
+  static_assert(K % GROUP == 0 && Weight<BITS>::LARGEST > 0, "groups are whole");
+  Staging<ROWS, K, BITS, NORM> staging;
+  staging.to.rows = (threadgroup half*)room;
+  staging.to.columns = staging.to.rows + ROWS * STRIDE;
+  staging.to.row_factors = (threadgroup float2*)(staging.to.columns + COLUMNS * STRIDE);
+  staging.to.column_factors = staging.to.row_factors + ROWS;
+  staging.norm = (device const float4*)norm;
+  staging.part = thread_index % ROW_LANES, staging.own = thread_index / ROW_LANES;
+  for (int turn = 0; turn < Block<ROWS>::TURNS; ++turn) {
+    staging.from[turn] = (device const float4*)rows.row(turn * ROWS_AT_ONCE + staging.own) + staging.part * (OWN_INPUTS / 4);
+    staging.squares[turn] = 0.0f;
   }
+  staging.column = thread_index / WEIGHT_LANES, staging.piece = thread_index % WEIGHT_LANES;
+  staging.weight_row = columns.row(staging.column);
+  multiply<K, BITS>(typename MatrixUnit<ROWS>::type(), staging, room, simd, lane);
+  if (NORM) staging.leave_inverses(inverses);
   threadgroup_barrier(mem_flags::mem_threadgroup);
 }
 

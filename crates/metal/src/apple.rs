@@ -9,6 +9,8 @@
 //! - **Compiling.** From source, when the program starts, in the "safe" math mode with precise functions: sums keep
 //!   their order, so a row has the same bits in every batch. The system itself caches compiled sources between
 //!   starts (by their text and options), so no binary archive is kept.
+//! - **Tensors.** Sources with Metal 4's tensors are compiled as Metal 4.0, and their pipelines made by an `MTL4Compiler` with the
+//!   threads of a threadgroup fixed, which Metal asks for where a pipeline uses cooperative tensors.
 //! - **Following.** Each pass signals the next value of one shared event; waiting is for that value, and for the
 //!   command buffer's status, as a pass that fails signals nothing.
 //! - **Times** are those of a pass's command buffer. A profile submits each dispatch as a pass of its own.
@@ -26,11 +28,12 @@ use lily_model::weights::Blob;
 use objc2::rc::{Retained, autoreleasepool};
 use objc2::runtime::{AnyObject, ProtocolObject};
 use objc2::{available, msg_send};
-use objc2_foundation::{NSDictionary, NSObject, NSString};
+use objc2_foundation::{NSDictionary, NSError, NSObject, NSString};
 use objc2_metal::{
+    MTL4Compiler, MTL4CompilerDescriptor, MTL4ComputePipelineDescriptor, MTL4LibraryFunctionDescriptor,
     MTLAllocation, MTLBuffer, MTLCommandQueue, MTLCompileOptions, MTLComputePipelineState, MTLCopyAllDevices,
     MTLDevice, MTLLanguageVersion, MTLLibrary, MTLMathFloatingPointFunctions, MTLMathMode, MTLResidencySet,
-    MTLResidencySetDescriptor, MTLResource, MTLResourceOptions, MTLSharedEvent,
+    MTLResidencySetDescriptor, MTLResource, MTLResourceOptions, MTLSharedEvent, MTLSize,
 };
 
 use crate::device::{Buffer, Device, DeviceInfo, Pass, Pipeline, Source};
@@ -170,24 +173,59 @@ impl Device for AppleDevice {
     fn compile(&self, source: &Source) -> Result<AppleLibrary, DeviceError> {
         autoreleasepool(|_| {
             let text = NSString::from_str(&source.text);
-            let options = compile_options(&source.macros);
+            let tensors = source.has_tensors();
+            if tensors && !self.0.info.has_metal4 {
+                let log = "tensors are of Metal 4, which this GPU or this system does not have".to_owned();
+                return Err(DeviceError::Compile { source_name: source.name.clone(), log });
+            }
+            let options = compile_options(&source.macros, tensors);
             let library = self.0.device.newLibraryWithSource_options_error(&text, Some(&options));
             let library = library.map_err(|error| DeviceError::Compile {
                 source_name: source.name.clone(),
                 log: error.localizedDescription().to_string(),
             })?;
             library.setLabel(Some(&NSString::from_str(&source.name)));
-            Ok(AppleLibrary(library))
+            Ok(AppleLibrary { library, tensors })
         })
     }
 
     fn pipeline(&self, library: &AppleLibrary, name: &str) -> Result<ApplePipeline, DeviceError> {
         autoreleasepool(|_| {
             let failed = |reason: String| DeviceError::Kernel { kernel: name.to_owned(), reason };
-            let function = library.0.newFunctionWithName(&NSString::from_str(name));
+            if library.tensors {
+                return Err(failed("its source has tensors, so its threads must be fixed".to_owned()));
+            }
+            let function = library.library.newFunctionWithName(&NSString::from_str(name));
             let function = function.ok_or_else(|| failed("its source does not have it".to_owned()))?;
             let state = self.0.device.newComputePipelineStateWithFunction_error(&function);
             state.map(ApplePipeline).map_err(|error| failed(error.localizedDescription().to_string()))
+        })
+    }
+
+    fn tensor_pipeline(
+        &self,
+        library: &AppleLibrary,
+        name: &str,
+        threads: u32,
+    ) -> Result<ApplePipeline, DeviceError> {
+        autoreleasepool(|_| {
+            let failed = |reason: String| DeviceError::Kernel { kernel: name.to_owned(), reason };
+            let said = |error: Retained<NSError>| failed(error.localizedDescription().to_string());
+            if !library.tensors || !available!(macos = 26.0) {
+                return Err(failed("its source, or this system, has no tensors".to_owned()));
+            }
+            let compiler = self.0.device.newCompilerWithDescriptor_error(&MTL4CompilerDescriptor::new());
+            let compiler = compiler.map_err(said)?;
+            let function = MTL4LibraryFunctionDescriptor::new();
+            function.setName(Some(&NSString::from_str(name)));
+            function.setLibrary(Some(&library.library));
+            let descriptor = MTL4ComputePipelineDescriptor::new();
+            descriptor.setComputeFunctionDescriptor(Some(&function));
+            let size = MTLSize { width: threads as usize, height: 1, depth: 1 };
+            descriptor.setRequiredThreadsPerThreadgroup(size);
+            let state =
+                compiler.newComputePipelineStateWithDescriptor_compilerTaskOptions_error(&descriptor, None);
+            state.map(ApplePipeline).map_err(said)
         })
     }
 
@@ -235,7 +273,7 @@ impl Device for AppleDevice {
 }
 
 /// The geometry as macros, and arithmetic that keeps its order.
-fn compile_options(macros: &[(String, String)]) -> Retained<MTLCompileOptions> {
+fn compile_options(macros: &[(String, String)], tensors: bool) -> Retained<MTLCompileOptions> {
     let options = MTLCompileOptions::new();
     let names: Vec<Retained<NSString>> = macros.iter().map(|(name, _)| NSString::from_str(name)).collect();
     let values: Vec<Retained<NSObject>> =
@@ -244,7 +282,10 @@ fn compile_options(macros: &[(String, String)]) -> Retained<MTLCompileOptions> {
     let dictionary = NSDictionary::from_retained_objects(&names, &values);
     // SAFETY: names and values are strings.
     unsafe { options.setPreprocessorMacros(Some(&dictionary)) };
-    if available!(macos = 14.0) {
+    if tensors {
+        // Metal 4 is there, or nobody asks for them. Where it is not named, the compiler does not find their headers.
+        options.setLanguageVersion(MTLLanguageVersion::Version4_0);
+    } else if available!(macos = 14.0) {
         options.setLanguageVersion(MTLLanguageVersion::Version3_1);
     }
     if available!(macos = 15.0) {
@@ -260,7 +301,11 @@ fn compile_options(macros: &[(String, String)]) -> Retained<MTLCompileOptions> {
 
 /// A compiled file of kernels.
 #[derive(Debug)]
-pub struct AppleLibrary(Retained<ProtocolObject<dyn MTLLibrary>>);
+pub struct AppleLibrary {
+    library: Retained<ProtocolObject<dyn MTLLibrary>>,
+    /// Whether its source has tensors.
+    tensors: bool,
+}
 
 /// A kernel.
 #[derive(Clone, Debug)]

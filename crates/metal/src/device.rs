@@ -69,6 +69,25 @@ pub struct Source {
     pub macros: Vec<(String, String)>,
 }
 
+/// The macro that a source has where its kernels may use Metal 4's tensors (`kernels/gemm.h`).
+const TENSORS: &str = "TENSOR_PRODUCTS";
+
+impl Source {
+    /// The same for a GPU with [`DeviceInfo::has_metal4`]: blocks of 64 rows are multiplied with tensors.
+    #[must_use]
+    pub fn with_tensors(mut self) -> Source {
+        if !self.has_tensors() {
+            self.macros.push((TENSORS.to_owned(), "1".to_owned()));
+        }
+        self
+    }
+
+    /// Whether its kernels may use tensors.
+    pub fn has_tensors(&self) -> bool {
+        self.macros.iter().any(|(name, _)| name == TENSORS)
+    }
+}
+
 /// A buffer bound to a kernel's argument `[[buffer(index)]]`, or a few bytes that are copied when the dispatch
 /// is encoded.
 #[derive(Clone, Debug)]
@@ -184,8 +203,20 @@ pub trait Device: Clone + Debug + Send + Sync + 'static {
     /// The kernel `name` of a library.
     ///
     /// # Errors
-    /// [`DeviceError::Kernel`] where there is none.
+    /// [`DeviceError::Kernel`] where there is none, or where the library was compiled from a [`Source`] with tensors.
     fn pipeline(&self, library: &Self::Library, name: &str) -> Result<Self::Pipeline, DeviceError>;
+
+    /// The kernel `name` of a library with tensors, for dispatches of exactly `threads` threads a threadgroup: Metal asks to know them, and runs
+    /// such a kernel wrongly without a word where it does not.
+    ///
+    /// # Errors
+    /// [`DeviceError::Kernel`] where there is none, where the library is without tensors, or where the device has none.
+    fn tensor_pipeline(
+        &self,
+        library: &Self::Library,
+        name: &str,
+        threads: u32,
+    ) -> Result<Self::Pipeline, DeviceError>;
 
     /// `bytes` (at least one) that nobody has written: zeros with Apple's driver, and for the emulator nothing that a kernel
     /// may read.

@@ -39,6 +39,7 @@ pub mod sequence;
 pub mod slot;
 pub mod sources;
 pub mod store;
+pub mod tensors;
 pub mod weights;
 
 pub use backend::{MetalBackend, MetalOptions};

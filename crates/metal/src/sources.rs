@@ -57,6 +57,11 @@ pub fn source(stage: Stage, geometry: &Geometry) -> Source {
     complete(name, text, geometry)
 }
 
+/// What a device compiles to compare its matrix units ([`tensors`](crate::tensors)).
+pub fn products_check(geometry: &Geometry) -> Source {
+    complete("products_check.metal", include_str!("../kernels/products_check.metal"), geometry)
+}
+
 /// A file that may include what the kernels include, as a device compiles it for a model.
 pub fn complete(name: &str, text: &str, geometry: &Geometry) -> Source {
     let mut whole = String::new();

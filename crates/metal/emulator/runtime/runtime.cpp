@@ -328,6 +328,22 @@ void lily_inactive_lane(const char* name, int line, unsigned from) {
   fail(w);
 }
 
+void lily_misuse(const char* what) {
+  Worker& w = *lily_worker;
+  if (!w.dispatch->tracked) w.current = lily_self->thread.index;
+  w.fault->kind = LILY_MISUSE;
+  w.fault->pc = __builtin_return_address(0);
+  copy_name(*w.fault, what);
+  fail(w);
+}
+
+unsigned lily_index() {
+  const Worker& w = *lily_worker;
+  return w.dispatch->tracked ? w.current : lily_self->thread.index;
+}
+
+unsigned lily_threads() { return lily_worker->threads; }
+
 void* lily_threadgroup_variable(unsigned site, size_t bytes, size_t alignment) {
   Worker& w = *lily_worker;
   if (!w.dispatch->tracked) w.current = lily_self->thread.index;

@@ -48,6 +48,12 @@ LilyExchange lily_exchange(const void* value, size_t bytes, LilyFinish finish, c
 // A lane that took no part was asked for its value.
 [[noreturn]] void lily_inactive_lane(const char* name, int line, unsigned lane);
 
+// Something is used as it must not be; `what` says it in at most 63 characters.
+[[noreturn]] void lily_misuse(const char* what);
+// The calling thread, by its index in the threadgroup, and how many threads that has.
+unsigned lily_index();
+unsigned lily_threads();
+
 // The threadgroup variable of declaration `site`, the same bytes for all threads of a threadgroup.
 void* lily_threadgroup_variable(unsigned site, size_t bytes, size_t alignment);
 
@@ -99,6 +105,7 @@ enum LilyFaultKind {
   LILY_INACTIVE_LANE,
   LILY_ARRAY_INDEX,
   LILY_UNDEFINED,
+  LILY_MISUSE,
 };
 // What went wrong, in numbers; the Rust side makes sentences and lines of it.
 struct LilyFault {

@@ -41,6 +41,9 @@ const FLAGS: [&str; 10] = [
 const TRACKED: [&str; 3] =
     ["-DLILY_TRACKED", "-fsanitize=thread", "-fsanitize=bounds,shift-exponent,integer-divide-by-zero"];
 
+/// What the shim of tensors needs beyond: in Metal, too, a structure is an argument of a template there.
+const TENSORS: &str = "-std=c++20";
+
 /// Flags of kernels that are not: they run whole models.
 const UNTRACKED: [&str; 1] = ["-O3"];
 
@@ -50,6 +53,8 @@ pub struct Kernels {
     entries: HashMap<String, Kernel>,
     /// Whether they are compiled to be tracked.
     pub tracked: bool,
+    /// Whether their source has tensors.
+    pub tensors: bool,
     /// Where the library lies in memory.
     pub image: (*const u8, usize),
     /// The library's file, which has the lines of its instructions.
@@ -164,7 +169,7 @@ impl Toolchain {
             self.check_spaces(source, &checked).map_err(refuse)?;
             self.build(source, &translation, tracked, &path).map_err(refuse)?;
         }
-        let kernels = Arc::new(self.load(&path, &translation, tracked).map_err(refuse)?);
+        let kernels = Arc::new(self.load(source, &path, &translation, tracked).map_err(refuse)?);
         *slot = Some(Arc::clone(&kernels));
         Ok(kernels)
     }
@@ -184,6 +189,10 @@ impl Toolchain {
             command
                 .args(["-c", "-O0", "-DLILY_SPACES", "-DLILY_TRACKED", "-Wcast-qual", "-Werror=cast-qual"])
                 .arg(format!("-I{FILES}/shim"));
+            // What the source includes stands in a namespace there, so it comes before.
+            if source.has_tensors() {
+                command.args([TENSORS, "-include", "metal_tensor"]);
+            }
             command.args(source.macros.iter().map(|(name, value)| format!("-D{name}={value}"))).arg(&file);
         });
         let _ = fs::remove_file(&file);
@@ -206,6 +215,7 @@ impl Toolchain {
             command.args(["-c", "-w"]).arg(format!("-I{FILES}/shim"));
             command.args(source.macros.iter().map(|(name, value)| format!("-D{name}={value}")));
             command.args(if tracked { TRACKED.as_slice() } else { UNTRACKED.as_slice() });
+            command.args(source.has_tensors().then_some(TENSORS));
             command.arg(&text);
         })
         .and_then(|()| {
@@ -219,7 +229,13 @@ impl Toolchain {
         compiled
     }
 
-    fn load(&self, path: &Path, translation: &Translation, tracked: bool) -> Result<Kernels, String> {
+    fn load(
+        &self,
+        source: &Source,
+        path: &Path,
+        translation: &Translation,
+        tracked: bool,
+    ) -> Result<Kernels, String> {
         let _loading = lock(&self.loading);
         let failed = |e: libloading::Error| format!("the compiled kernels cannot be loaded: {e}");
         // SAFETY: what runs when it is loaded are the shim's declarations of threadgroup variables.
@@ -249,7 +265,8 @@ impl Toolchain {
             unsafe { (self.runtime.image)(run as *const c_void, &mut image.0, &mut image.1) };
             entries.insert(entry.name.clone(), Kernel { entry: run, buffers, threadgroup_bytes });
         }
-        Ok(Kernels { entries, tracked, image, path: path.to_owned(), _library: library })
+        let tensors = source.has_tensors();
+        Ok(Kernels { entries, tracked, tensors, image, path: path.to_owned(), _library: library })
     }
 }
 

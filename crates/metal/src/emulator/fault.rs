@@ -34,6 +34,8 @@ pub enum FaultKind {
     ArrayIndex,
     /// A division by zero, a shift by too much.
     Undefined,
+    /// A function of Metal's is used as it must not be.
+    Misuse,
 }
 
 impl FaultKind {
@@ -50,6 +52,7 @@ impl FaultKind {
             9 => FaultKind::ThreadgroupMemory,
             10 => FaultKind::InactiveLane,
             11 => FaultKind::ArrayIndex,
+            13 => FaultKind::Misuse,
             _ => FaultKind::Undefined,
         }
     }
@@ -165,6 +168,7 @@ impl Fault {
             }
             FaultKind::ArrayIndex => format!("the index {} is outside of its array", raw.offset as i64),
             FaultKind::Undefined => format!("{name} ({})", raw.offset as i64),
+            FaultKind::Misuse => name,
         };
         Fault {
             kind,

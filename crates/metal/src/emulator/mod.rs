@@ -108,11 +108,23 @@ impl Emulator {
     /// # Errors
     /// [`DeviceError::NoDevice`] where there is no C++ compiler.
     pub fn new(options: Options) -> Result<Emulator, DeviceError> {
+        Emulator::of_family(options, 9, false)
+    }
+
+    /// One like those of the tenth, which have Metal 4 and its tensors.
+    ///
+    /// # Errors
+    /// As [`Emulator::new`].
+    pub fn with_tensors(options: Options) -> Result<Emulator, DeviceError> {
+        Emulator::of_family(options, 10, true)
+    }
+
+    fn of_family(options: Options, family: u32, has_metal4: bool) -> Result<Emulator, DeviceError> {
         compile::toolchain().map_err(DeviceError::NoDevice)?;
         let info = DeviceInfo {
             name: "emulated Apple GPU".into(),
-            family: 9,
-            has_metal4: false,
+            family,
+            has_metal4,
             cores: 8,
             memory: MEMORY,
             working_set: MEMORY / 4 * 3,
@@ -154,6 +166,28 @@ impl Library {
     pub fn kernels(&self) -> Vec<&str> {
         self.0.names()
     }
+
+    /// Its kernel `name`, with threads that are fixed if and only if it has tensors.
+    fn pipeline(&self, name: &str, threads: Option<u32>) -> Result<Pipeline, DeviceError> {
+        let failed = |reason: String| DeviceError::Kernel { kernel: name.into(), reason };
+        let Some(kernel) = self.0.get(name) else {
+            return Err(failed(format!("{} has {}", self.1, self.0.names().join(", "))));
+        };
+        match (self.0.tensors, threads) {
+            (true, None) => {
+                return Err(failed("its source has tensors, so its threads must be fixed".into()));
+            }
+            (false, Some(_)) => return Err(failed("its source has no tensors".into())),
+            _ => {}
+        }
+        Ok(Pipeline {
+            kernels: Arc::clone(&self.0),
+            kernel,
+            source: self.1.as_str().into(),
+            name: name.into(),
+            threads,
+        })
+    }
 }
 
 /// A kernel that is ready to run.
@@ -163,6 +197,8 @@ pub struct Pipeline {
     kernel: compile::Kernel,
     source: Arc<str>,
     name: Arc<str>,
+    /// Threads of its threadgroups, where they are fixed.
+    threads: Option<u32>,
 }
 
 impl device::Pipeline for Pipeline {
@@ -190,21 +226,20 @@ impl Device for Emulator {
     }
 
     fn compile(&self, source: &Source) -> Result<Library, DeviceError> {
+        if source.has_tensors() && !self.0.info.has_metal4 {
+            let log = "tensors are of Metal 4, which this GPU does not have".to_owned();
+            return Err(DeviceError::Compile { source_name: source.name.clone(), log });
+        }
         let toolchain = compile::toolchain().map_err(DeviceError::NoDevice)?;
         Ok(Library(toolchain.kernels(source, self.0.options.tracked)?, source.name.clone()))
     }
 
     fn pipeline(&self, library: &Library, name: &str) -> Result<Pipeline, DeviceError> {
-        let Some(kernel) = library.0.get(name) else {
-            let reason = format!("{} has {}", library.1, library.0.names().join(", "));
-            return Err(DeviceError::Kernel { kernel: name.into(), reason });
-        };
-        Ok(Pipeline {
-            kernels: Arc::clone(&library.0),
-            kernel,
-            source: library.1.as_str().into(),
-            name: name.into(),
-        })
+        library.pipeline(name, None)
+    }
+
+    fn tensor_pipeline(&self, library: &Library, name: &str, threads: u32) -> Result<Pipeline, DeviceError> {
+        library.pipeline(name, Some(threads))
     }
 
     fn allocate(&self, label: &str, bytes: usize) -> Result<Memory, DeviceError> {

@@ -230,6 +230,12 @@ pub(super) fn check(pass: &Pass<'_, Emulator>, ordered: bool) -> Result<(), Devi
         {
             return fail(format!("{label} has {} threads in {groups} threadgroups", dispatch.threads));
         }
+        if let Some(fixed) = dispatch.pipeline.threads.filter(|&fixed| fixed != dispatch.threads) {
+            return fail(format!(
+                "{label} has {} threads a threadgroup and its pipeline was made for {fixed}",
+                dispatch.threads
+            ));
+        }
         let kernel = &dispatch.pipeline.kernel;
         if let Some(missing) =
             (0..64).find(|&i| kernel.buffers >> i & 1 == 1 && i >= dispatch.arguments.len())

@@ -28,6 +28,9 @@ const WORDS: [(&str, &str); 16] = [
     ("volatile", "it means another thing in the check of address spaces"),
 ];
 
+/// The one header of Metal's that is called otherwise.
+const PRIMITIVES: &str = "<MetalPerformancePrimitives/MetalPerformancePrimitives.h>";
+
 /// Looks for what Metal would refuse.
 ///
 /// # Errors
@@ -54,6 +57,7 @@ fn includes(tokens: &[Token]) -> Result<(), Refused> {
         let rest = token.text[1..].trim_start();
         if let Some(file) = rest.strip_prefix("include")
             && !file.trim_start().starts_with("<metal_")
+            && file.trim() != PRIMITIVES
         {
             return refuse(token, format!("there is nothing to include as {}", file.trim()));
         }

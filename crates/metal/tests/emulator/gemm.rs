@@ -38,8 +38,8 @@ const SHAPES: [Shape; 6] = [
     Shape { inputs: 4096, bits: 4, norm: false },
 ];
 
-/// A kernel `rows_N` for each size of block.
-fn source(shape: Shape) -> Source {
+/// A kernel `rows_N` for each of the sizes of blocks.
+fn source(shape: Shape, blocks: &[usize]) -> Source {
     let Shape { inputs, bits, norm } = shape;
     let mut text = "#include \"gemm.h\"
 struct Count { uint rows; };
@@ -67,7 +67,7 @@ kernel void products(device const uint* words [[buffer(0)]], device const ushort
 }
 "
     .to_owned();
-    for rows in BLOCKS {
+    for rows in blocks {
         let of = format!("products<{rows}, {COLUMNS}, {inputs}, {bits}, {norm}>");
         text += &format!("template [[host_name(\"rows_{rows}\")]] [[kernel]] decltype({of}) {of};\n");
     }
@@ -154,6 +154,11 @@ impl Case {
         library: &<Emulator as Device>::Library,
         block: usize,
     ) -> (Vec<f32>, Vec<f32>) {
+        let name = format!("rows_{block}");
+        let pipeline = match gpu.info().has_metal4 {
+            true => gpu.tensor_pipeline(library, &name, THREADS),
+            false => gpu.pipeline(library, &name),
+        };
         let shorts = |values: &[bf16]| bytes_of(values, |v| v.to_bits().to_le_bytes());
         let inputs = [
             written(gpu, "words", &bytes_of(&self.words, u32::to_le_bytes)),
@@ -173,7 +178,7 @@ impl Case {
             gpu,
             Dispatch {
                 label: format!("{:?}, {} rows", self.shape, self.rows),
-                pipeline: gpu.pipeline(library, &format!("rows_{block}")).unwrap(),
+                pipeline: pipeline.unwrap(),
                 arguments,
                 threadgroup_memory: vec![],
                 grid: [self.rows.div_ceil(block) as u32, COLUMNS.div_ceil(TILE) as u32, 1],
@@ -253,14 +258,15 @@ impl Rounded {
 /// Multiplies in blocks of all sizes and compares with the definition; returns how far results are from the plain ones.
 fn check(gpu: &Emulator, library: &<Emulator as Device>::Library, case: &Case) -> f64 {
     let Case { shape, rows, .. } = case;
-    let (first, inverses) = case.multiply(gpu, library, BLOCKS[0]);
+    let blocks = blocks(gpu);
+    let (first, inverses) = case.multiply(gpu, library, blocks[0]);
     let error = case.check(&first);
     for (inverse, row) in inverses.iter().zip(case.x.chunks_exact(shape.inputs)) {
         let mean = row.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>() / shape.inputs as f64;
         let expected = (mean + f64::from(Geometry::qwen3_6_35b_a3b().rms_eps)).sqrt().recip();
         assert!((f64::from(*inverse) / expected - 1.0).abs() < 1e-6, "{shape:?}: {inverse} and {expected}");
     }
-    for block in &BLOCKS[1..] {
+    for block in &blocks[1..] {
         let (other, other_inverses) = case.multiply(gpu, library, *block);
         let same = |a: &[f32], b: &[f32]| a.iter().zip(b).all(|(a, b)| a.to_bits() == b.to_bits());
         assert!(
@@ -271,16 +277,22 @@ fn check(gpu: &Emulator, library: &<Emulator as Device>::Library, case: &Case) -
     error
 }
 
-fn compiled(shape: Shape, options: Options) -> (Emulator, <Emulator as Device>::Library) {
-    let gpu = Emulator::new(options).unwrap();
-    let library = gpu.compile(&source(shape)).unwrap_or_else(|error| panic!("{error}"));
-    (gpu, library)
+/// Of a library with tensors, blocks of 64 rows are other than elsewhere.
+fn blocks(gpu: &Emulator) -> &'static [usize] {
+    if gpu.info().has_metal4 { &BLOCKS[3..] } else { &BLOCKS }
+}
+
+fn compiled(gpu: &Emulator, shape: Shape) -> <Emulator as Device>::Library {
+    let plain = source(shape, blocks(gpu));
+    let source = if gpu.info().has_metal4 { plain.with_tensors() } else { plain };
+    gpu.compile(&source).unwrap_or_else(|error| panic!("{error}"))
 }
 
 #[test]
 fn products_have_the_bits_that_they_are_defined_to_have_in_blocks_of_any_size() {
+    let gpu = Emulator::new(Options { seed: 1, tracked: false }).unwrap();
     for shape in SHAPES {
-        let (gpu, library) = compiled(shape, Options { seed: 1, tracked: false });
+        let library = compiled(&gpu, shape);
         let rows: &[usize] = if shape.inputs > 1000 { &[33] } else { &[1, 31, 150, 300] };
         for &rows in rows {
             check(&gpu, &library, &Case::new(shape, rows, false));
@@ -289,10 +301,18 @@ fn products_have_the_bits_that_they_are_defined_to_have_in_blocks_of_any_size() 
 }
 
 #[test]
+fn tensors_give_the_same_bits() {
+    let gpu = Emulator::with_tensors(Options { seed: 3, tracked: false }).unwrap();
+    for shape in &SHAPES[1..5] {
+        check(&gpu, &compiled(&gpu, *shape), &Case::new(*shape, 65, false));
+    }
+}
+
+#[test]
 fn rounding_the_inputs_changes_a_product_by_less_than_a_step_of_the_largest() {
+    let gpu = Emulator::new(Options { seed: 2, tracked: false }).unwrap();
     for shape in SHAPES {
-        let (gpu, library) = compiled(shape, Options { seed: 2, tracked: false });
-        let error = check(&gpu, &library, &Case::new(shape, 16, true));
+        let error = check(&gpu, &compiled(&gpu, shape), &Case::new(shape, 16, true));
         println!("{shape:?}: {error:e} of the length of a plain product");
         assert!(error < 1.0 / 1024.0, "{shape:?}: {error}");
     }
@@ -301,10 +321,11 @@ fn rounding_the_inputs_changes_a_product_by_less_than_a_step_of_the_largest() {
 #[test]
 fn products_race_nowhere_under_any_seed() {
     for seed in SEEDS {
-        for shape in &SHAPES[..3] {
-            let (gpu, library) = compiled(*shape, Options { seed, tracked: true });
-            for rows in [1, 9, 65] {
-                check(&gpu, &library, &Case::new(*shape, rows, false));
+        let options = Options { seed, tracked: true };
+        for gpu in [Emulator::new(options).unwrap(), Emulator::with_tensors(options).unwrap()] {
+            for bits in [4, 8] {
+                let shape = Shape { inputs: 2 * GROUP, bits, norm: true };
+                check(&gpu, &compiled(&gpu, shape), &Case::new(shape, 9, false));
             }
         }
     }

@@ -8,3 +8,4 @@ mod kernels;
 mod order;
 mod refusals;
 mod support;
+mod tensors;

@@ -196,6 +196,10 @@ impl Device for Hollow {
         Ok(Nothing)
     }
 
+    fn tensor_pipeline(&self, _: &(), _: &str, _: u32) -> Result<Nothing, DeviceError> {
+        Ok(Nothing)
+    }
+
     fn allocate(&self, _: &str, bytes: usize) -> Result<Bytes, DeviceError> {
         if let Some(Some(error)) = self.state().allocations.pop_front() {
             return Err(error);
