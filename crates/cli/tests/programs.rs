@@ -137,10 +137,10 @@ fn the_plan_of_a_prompt_has_both_floors_of_every_stage() {
 }
 
 #[test]
-fn metal_says_that_prompts_go_through_decode_and_that_estimates_are_not_measured() {
-    let prompt = text(&run(&mut lily(&["plan", "--backend", "metal", "--prefill", "100"])).stdout);
+fn metal_says_how_prompts_are_cut_and_that_estimates_are_not_measured() {
+    let prompt = text(&run(&mut lily(&["plan", "--backend", "metal", "--prefill", "3000"])).stdout);
     let token = text(&run(&mut lily(&["plan", "--backend", "metal"])).stdout);
-    for part in ["no program for prompts", "up to 32 tokens a step", "4 steps of", "GFLOP"] {
+    for part in ["2 passes of at most 2048 tokens", "868 kernels", "of 32 in those of the experts", "GFLOP"] {
         assert!(prompt.contains(part), "{part} in:\n{prompt}");
     }
     for printed in [prompt, token] {

@@ -8,7 +8,7 @@ use lily_gpu::decode::{self, MAX_ROWS, SPANS, Shape};
 use lily_gpu::layout::PAGE_TOKENS;
 use lily_gpu::memory::shared_buffers;
 use lily_gpu::plan::{Arg, Dispatch, Plan, Role};
-use lily_gpu::prefill;
+use lily_gpu::prefill::cuda;
 use lily_gpu::stage::Stage;
 use lily_gpu::target::{ROW_GROUP, Target};
 use lily_model::weights::Weights;
@@ -44,13 +44,13 @@ pub fn plans(weights: &Weights, target: Target) -> Vec<(Shape, Plan)> {
 }
 
 /// How many tokens the programs of prompts take at the most; a prompt is cut into pieces of the last one's.
-pub const PROMPT_ROWS: [usize; 7] = [64, 128, 256, 512, 1024, 2048, prefill::MOST_ROWS];
+pub const PROMPT_ROWS: [usize; 7] = [64, 128, 256, 512, 1024, 2048, cuda::MOST_ROWS];
 
 /// The plans of prompts, the longer ones left out whose kernels would hand each other more than `room` bytes.
 pub fn prompt_plans(weights: &Weights, room: u64) -> Vec<(Shape, Plan)> {
     let shapes =
         PROMPT_ROWS.map(|rows| Shape { rows, context: weights.geometry.max_context, sampled: false });
-    let plans = shapes.into_iter().map(|shape| (shape, prefill::record(weights, shape)));
+    let plans = shapes.into_iter().map(|shape| (shape, cuda::record(weights, shape)));
     plans.take_while(|(_, plan)| workspace_bytes([plan]) <= room).collect()
 }
 

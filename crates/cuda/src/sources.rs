@@ -3,7 +3,7 @@
 use lily_gpu::decode::{MAX_ROWS, SPANS};
 use lily_gpu::layout::PAGE_TOKENS;
 use lily_gpu::macros::macros;
-use lily_gpu::prefill::{BLOCK_TILES, SELECT_ROWS, SORT_ROWS};
+use lily_gpu::prefill::cuda::{BLOCK_TILES, SELECT_ROWS, SORT_ROWS};
 use lily_gpu::stage::Stage;
 use lily_model::geometry::Geometry;
 

@@ -25,7 +25,7 @@ use crate::stage::Stage;
 use crate::target::{
     ASKED_AHEAD, CHUNK_INPUTS, CHUNK4_BYTES, CHUNK8_BYTES, Launch, TILE_ROWS, Target, WeightLayout,
 };
-use crate::workspace::{F32, PART_SCALARS, U32, Workspace};
+use crate::workspace::{F32, PART_SCALARS, Sampling, U32, Workspace};
 
 /// The most rows of a step.
 pub const MAX_ROWS: usize = 32;
@@ -423,37 +423,10 @@ impl<'a> Pass<'a> {
 
     /// Tokens as requests ask, where the device has no addresses.
     fn sampling(&mut self) {
-        let (Some(to), Some(pools)) = (self.to.sampling, self.to.pools) else { return };
+        let (Some(sampling), Some(pools)) = (self.to.sampling, self.to.pools) else { return };
         let Workspace { step, logits, tokens, .. } = self.to;
-        let rows = self.shape.rows as u32;
-        let parts = sampling::parts(self.geometry.vocab) as u32;
-        let words = u64::from(rows) * U32;
-        let [recipes, tables, all_notes] =
-            [to.recipes, to.tables, to.notes].map(|buffer| 0..self.recorder.bytes(buffer));
-        for (kernel, notes) in [
-            ("sample_largest", Mode::Write),
-            ("sample_weigh", Mode::Update),
-            ("sample_list", Mode::Update),
-            ("sample_choose", Mode::Read),
-        ] {
-            let chooses = kernel == "sample_choose";
-            let of_sequence = if chooses { Mode::Update } else { Mode::Read };
-            let grid = [if chooses { 1 } else { parts }, rows, 1];
-            self.recorder
-                .dispatch(kernel, Stage::Sample, None)
-                .reads(step)
-                .reads_some(to.row_recipes, words)
-                .bind(to.recipes, recipes.clone(), of_sequence, recipes.end)
-                .bind(to.tables, tables.clone(), of_sequence, tables.end)
-                .reads(logits)
-                .bind(to.notes, all_notes.clone(), notes, all_notes.end)
-                .when(chooses.then_some(pools.sampled), |recording, sampled| {
-                    recording.writes_some(sampled, words)
-                })
-                .when(chooses.then_some(tokens), |recording, tokens| recording.writes_some(tokens, words))
-                .launch(Launch::plain(grid, sampling::THREADS))
-                .end();
-        }
+        let to = Chosen { sampling, step, logits, tokens, sampled: pools.sampled };
+        choose(&mut self.recorder, &to, self.geometry.vocab, self.shape.rows as u32);
     }
 
     /// Memory that is an argument where it has no address.
@@ -487,6 +460,46 @@ impl<'a> Pass<'a> {
 
     fn weight(&mut self, name: String, bytes: u64) -> BufferId {
         self.recorder.buffer(name, Role::Weights, bytes)
+    }
+}
+
+/// What the kernels work with that choose tokens as requests ask.
+pub(crate) struct Chosen {
+    pub sampling: Sampling,
+    pub step: BufferId,
+    pub logits: BufferId,
+    pub tokens: BufferId,
+    pub sampled: BufferId,
+}
+
+/// Records them, for as many as `rows` rows of the head.
+pub(crate) fn choose(recorder: &mut Recorder, to: &Chosen, vocab: usize, rows: u32) {
+    let Sampling { row_recipes, recipes, tables, notes } = to.sampling;
+    let parts = sampling::parts(vocab) as u32;
+    let words = u64::from(rows) * U32;
+    let [recipe_bytes, table_bytes, note_bytes] =
+        [recipes, tables, notes].map(|buffer| 0..recorder.bytes(buffer));
+    for (kernel, of_notes) in [
+        ("sample_largest", Mode::Write),
+        ("sample_weigh", Mode::Update),
+        ("sample_list", Mode::Update),
+        ("sample_choose", Mode::Read),
+    ] {
+        let chooses = kernel == "sample_choose";
+        let of_sequence = if chooses { Mode::Update } else { Mode::Read };
+        let grid = [if chooses { 1 } else { parts }, rows, 1];
+        recorder
+            .dispatch(kernel, Stage::Sample, None)
+            .reads(to.step)
+            .reads_some(row_recipes, words)
+            .bind(recipes, recipe_bytes.clone(), of_sequence, recipe_bytes.end)
+            .bind(tables, table_bytes.clone(), of_sequence, table_bytes.end)
+            .reads(to.logits)
+            .bind(notes, note_bytes.clone(), of_notes, note_bytes.end)
+            .when(chooses.then_some(to.sampled), |recording, sampled| recording.writes_some(sampled, words))
+            .when(chooses.then_some(to.tokens), |recording, tokens| recording.writes_some(tokens, words))
+            .launch(Launch::plain(grid, sampling::THREADS))
+            .end();
     }
 }
 
@@ -550,9 +563,7 @@ impl Pass<'_> {
             }
             WeightLayout::InPlace => {
                 for &(name, matrix) in &group.matrices {
-                    let (data, vector) = (matrix.data_bytes() as u64, matrix.groups() as u64 * BF16);
-                    for (part, bytes) in [("", data), (".scales", vector), (".biases", vector)] {
-                        let bytes = bytes * matrix.count as u64;
+                    for (part, bytes) in packing::parts(matrix) {
                         let (stacks, plain) = if matrix.count > 1 { (bytes, 0) } else { (0, bytes) };
                         add(format!("{path}.{name}{part}"), stacks, plain);
                     }

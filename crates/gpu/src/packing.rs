@@ -2,6 +2,9 @@
 
 use lily_model::weights::{Format, LayerWeights, Matrix, Mixer, Weights};
 
+/// Bytes of a bf16.
+const BF16: u64 = 2;
+
 /// The projections of one kernel.
 #[derive(Clone, Debug)]
 pub struct Group<'a> {
@@ -64,6 +67,13 @@ pub fn outer_groups(weights: &Weights) -> [Group<'_>; 2] {
         Group { name: "embed", matrices: vec![("embed_tokens", &weights.embed_tokens)] },
         Group { name: "head", matrices: vec![("lm_head", &weights.lm_head)] },
     ]
+}
+
+/// The buffers of a matrix, or of a stack of them, that lies in place: what each name ends in, and its bytes.
+pub fn parts(matrix: &Matrix) -> [(&'static str, u64); 3] {
+    let (data, vector) = (matrix.data_bytes() as u64, matrix.groups() as u64 * BF16);
+    [("", data), (".scales", vector), (".biases", vector)]
+        .map(|(part, bytes)| (part, bytes * matrix.count as u64))
 }
 
 /// Refuses formats that the kernels do not read.

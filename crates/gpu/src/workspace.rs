@@ -89,6 +89,19 @@ pub(crate) struct Sampling {
     pub notes: BufferId,
 }
 
+impl Sampling {
+    /// Records the buffers for as many as `rows` rows of the head.
+    pub fn new(recorder: &mut Recorder, vocab: usize, rows: u64) -> Sampling {
+        let tables = 2 * sampling::table_bytes(vocab) as u64;
+        Sampling {
+            row_recipes: recorder.buffer("row_recipes", Role::Step, rows * U32),
+            recipes: recorder.buffer("recipes", Role::State, rows * sampling::RECIPE_BYTES as u64),
+            tables: recorder.buffer("tables", Role::State, rows * tables),
+            notes: recorder.buffer("notes", Role::Activations, rows * sampling::NOTES_BYTES as u64),
+        }
+    }
+}
+
 impl Workspace {
     /// Records the buffers.
     pub fn new(recorder: &mut Recorder, geometry: &Geometry, target: Target, shape: Shape) -> Workspace {
@@ -112,15 +125,7 @@ impl Workspace {
                 sampled: recorder.buffer("sampled", Role::State, rows * U32),
             }
         });
-        let sampling = (!tiles && shape.sampled).then(|| {
-            let tables = 2 * sampling::table_bytes(geometry.vocab) as u64;
-            Sampling {
-                row_recipes: recorder.buffer("row_recipes", Role::Step, rows * U32),
-                recipes: recorder.buffer("recipes", Role::State, rows * sampling::RECIPE_BYTES as u64),
-                tables: recorder.buffer("tables", Role::State, rows * tables),
-                notes: recorder.buffer("notes", Role::Activations, rows * sampling::NOTES_BYTES as u64),
-            }
-        });
+        let sampling = (!tiles && shape.sampled).then(|| Sampling::new(recorder, geometry.vocab, rows));
         let mut of = |name: String, width: usize, element: u64| {
             recorder.buffer(name, Role::Activations, rows * width as u64 * element)
         };

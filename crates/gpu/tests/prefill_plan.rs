@@ -4,13 +4,19 @@ use std::collections::{HashMap, HashSet};
 
 use lily_gpu::decode::{self, Shape};
 use lily_gpu::plan::{Plan, Role};
-use lily_gpu::prefill;
+use lily_gpu::prefill::{cuda, metal};
 use lily_gpu::target::Target;
 use lily_model::geometry::Geometry;
 use lily_model::weights::Weights;
 
-fn plan(weights: &Weights, rows: usize) -> Plan {
-    prefill::record(weights, Shape { rows, context: weights.geometry.max_context, sampled: false })
+const TARGETS: [Target; 2] = [Target::HOPPER, Target::APPLE_MAX];
+
+fn plan(weights: &Weights, target: Target, rows: usize) -> Plan {
+    let shape = Shape { rows, context: weights.geometry.max_context, sampled: false };
+    match target {
+        Target::Cuda { .. } => cuda::record(weights, shape),
+        Target::Metal { .. } => metal::record(weights, target, shape),
+    }
 }
 
 fn weight_bytes(plan: &Plan) -> HashMap<&str, u64> {
@@ -19,40 +25,66 @@ fn weight_bytes(plan: &Plan) -> HashMap<&str, u64> {
 }
 
 #[test]
-fn its_weights_are_those_of_decode_but_for_the_head() {
+fn its_weights_are_those_of_decode() {
     let weights = Weights::outline(&Geometry::qwen3_6_35b_a3b());
-    let (prompt, step) = (
-        plan(&weights, 4096),
-        decode::record(&weights, Target::HOPPER, Shape { rows: 1, context: 4096, sampled: false }),
-    );
-    let (found, mut expected) = (weight_bytes(&prompt), weight_bytes(&step));
-    assert!(expected.remove("head").is_some() && expected.remove("norm").is_some());
-    assert_eq!(found, expected);
+    for target in TARGETS {
+        let step = decode::record(&weights, target, Shape { rows: 1, context: 4096, sampled: false });
+        let prompt = plan(&weights, target, 2048);
+        let (found, mut expected) = (weight_bytes(&prompt), weight_bytes(&step));
+        if target == Target::HOPPER {
+            // There the last token goes through decode.
+            assert!(expected.remove("head").is_some() && expected.remove("norm").is_some());
+        }
+        assert_eq!(found, expected, "{target}");
+    }
 }
 
 #[test]
 fn nothing_is_read_that_no_kernel_before_has_written() {
     let weights = Weights::outline(&Geometry::qwen3_6_35b_a3b());
-    let plan = plan(&weights, 512);
-    let mut written = HashSet::new();
-    for dispatch in &plan.dispatches {
-        let activations =
-            dispatch.accesses.iter().filter(|access| plan.buffers[access.buffer.0].role == Role::Activations);
-        for access in activations.clone().filter(|access| access.mode.reads()) {
-            let name = &plan.buffers[access.buffer.0].name;
-            assert!(written.contains(&access.buffer), "{} reads {name}", dispatch.kernel);
+    for target in TARGETS {
+        let plan = plan(&weights, target, 512);
+        let mut written = HashSet::new();
+        for dispatch in &plan.dispatches {
+            let activations = dispatch
+                .accesses
+                .iter()
+                .filter(|access| plan.buffers[access.buffer.0].role == Role::Activations);
+            for access in activations.clone().filter(|access| access.mode.reads()) {
+                let name = &plan.buffers[access.buffer.0].name;
+                assert!(written.contains(&access.buffer), "{target}: {} reads {name}", dispatch.kernel);
+            }
+            written.extend(activations.filter(|access| access.mode.writes()).map(|access| access.buffer));
         }
-        written.extend(activations.filter(|access| access.mode.writes()).map(|access| access.buffer));
     }
 }
 
 #[test]
-fn four_thousand_tokens_hand_each_other_less_than_a_gigabyte() {
+fn thousands_of_tokens_hand_each_other_less_than_a_gigabyte() {
     let weights = Weights::outline(&Geometry::qwen3_6_35b_a3b());
-    let bytes = |rows| -> u64 {
-        let plan = plan(&weights, rows);
+    let bytes = |target, rows| -> u64 {
+        let plan = plan(&weights, target, rows);
         plan.buffers.iter().filter(|b| b.role == Role::Activations).map(|b| b.bytes).sum()
     };
-    assert!(bytes(4096) < 1_000_000_000, "{}", bytes(4096));
-    assert!(bytes(64) < 17_000_000, "{}", bytes(64));
+    for (target, rows, most) in [
+        (Target::HOPPER, 4096, 1_000_000_000),
+        (Target::HOPPER, 64, 17_000_000),
+        (Target::APPLE_MAX, 2048, 500_000_000),
+        (Target::APPLE_MAX, 32, 50_000_000),
+    ] {
+        let bytes = bytes(target, rows);
+        assert!(bytes < most, "{target}, {rows} tokens: {bytes}");
+    }
+}
+
+/// The last rows go through the head on the device itself, and nothing before it waits for the host.
+#[test]
+fn a_prompt_of_the_full_model_takes_at_most_440_kernels_on_metal() {
+    let weights = Weights::outline(&Geometry::qwen3_6_35b_a3b());
+    let plan = plan(&weights, Target::APPLE_MAX, 2048);
+    assert!(plan.dispatches.len() <= 440, "{}", plan.dispatches.len());
+    assert_eq!(plan.dispatches.last().map(|dispatch| dispatch.kernel), Some("sample"));
+    for dispatch in &plan.dispatches {
+        assert!(!dispatch.grid.contains(&0), "{}", dispatch.kernel);
+    }
 }

@@ -18,11 +18,14 @@ constant constexpr float LOG2_E = 1.44269504088896340736f;
 constant constexpr float SCORE_SCALE = 0.0625f * LOG2_E;                  // 1 / sqrt(256), and scores in powers of two
 constant constexpr float F16_LARGEST = 65504.0f;
 
-// Keys of a page of one layer and KV head; values follow PART_HALVES later.
+// Keys of page `number` of the pool, of one layer and KV head; values follow PART_HALVES later.
+inline device half* page_at(device half* kv, uint number, uint ordinal, uint kv_head) {
+  return kv + ulong(number) * PAGE_HALVES + ulong(ordinal * KV_HEADS + kv_head) * (2 * PART_HALVES);
+}
+// The same of a sequence's `page`.
 inline device half* page_of(device const Step* step, device const uint* page_table, device half* kv, uint segment, uint page, uint ordinal,
                             uint kv_head) {
-  const ulong number = page_table[step->pages[segment] + page];
-  return kv + number * PAGE_HALVES + ulong(ordinal * KV_HEADS + kv_head) * (2 * PART_HALVES);
+  return page_at(kv, page_table[step->pages[segment] + page], ordinal, kv_head);
 }
 inline half to_half(float x) { return half(clamp(x, -F16_LARGEST, F16_LARGEST)); }
 

@@ -14,6 +14,7 @@
 //   the end, when the four are added one after the other.
 // Where a span is one page both do the same operations in the same order, so that a row's bits do not depend on the plan.
 #include "attention.h"
+#include "prompt.h"
 
 // One page, shared by the SIMD-groups.
 inline void attend_page(device half* page, uint page_index, uint position, ulong first_part, threadgroup const float* queries, threadgroup float* scores,
@@ -283,4 +284,130 @@ kernel void attn_merge(device const Step* step [[buffer(0)]],
   }
   const float gate = projected[ulong(row) * ATTN_STRIDE + (head * 2 + 1) * HEAD_DIM + thread_index];
   mixed[ulong(row) * ATTN_WIDTH + head * HEAD_DIM + thread_index] = sum / total * sigmoid(gate);
+}
+
+// ---- prompts --------------------------------------------------------------------------------------------------------------
+
+// attn_kv_prefill: as attn_kv_batch.
+kernel void attn_kv_prefill(device const Prompt* prompt [[buffer(0)]],
+                            device const uint* page_table [[buffer(1)]],
+                            device const float* projected [[buffer(2)]],
+                            device const float* k_norm [[buffer(3)]],
+                            device const float* inv_freq [[buffer(4)]],
+                            device half* kv [[buffer(5)]],
+                            constant LayerArgs& args [[buffer(6)]],
+                            uint3 group [[threadgroup_position_in_grid]],
+                            uint thread_index [[thread_index_in_threadgroup]],
+                            uint simd [[simdgroup_index_in_threadgroup]],
+                            uint lane [[thread_index_in_simdgroup]]) {
+  const uint row = group.y, kv_head = group.x;
+  if (row >= prompt->rows) return;
+  const uint position = prompt->position + row, slot = position % PAGE_TOKENS;
+  device half* page = page_at(kv, page_table[prompt->pages + position / PAGE_TOKENS], args.ordinal, kv_head);
+  device const float* in = projected + ulong(row) * ATTN_STRIDE;
+  if (simd == 0) write_key(in, k_norm, turns_of(position, inv_freq, lane), kv_head, page, slot, lane);
+  write_value(in, kv_head, page, slot, thread_index);
+}
+
+// attn_core_prefill: attention of all new positions over the cache and each other, page after page from the first, never with more scores than a page's.
+//
+// Grid (KV heads, pairs of positions), those that see most first. A threadgroup of 128 threads has POSITIONS = 2 positions with the eight query heads of one KV head: 16 rows of
+// matrices, which share all loads of keys and values. Of a page each SIMD-group scores 16 of the 64 positions, softens four of the 16 rows, and adds up
+// 64 of the 256 dims; queries (f32, 16 KB) and weights (4 KB) are in threadgroup memory, sums in registers (32 of a lane).
+// 1 kFLOP a query head and position before it; a page of 64 KB comes from the cache once for 1.05 MFLOP.
+constant constexpr int POSITIONS = 2;
+constant constexpr int SCORE_TILES = POSITION_TILES / ATTENTION_SIMDS, SUM_TILES = DIM_TILES / ATTENTION_SIMDS;  // of a SIMD-group
+constant constexpr int SOFT_ROWS = POSITIONS * GROUP_HEADS / ATTENTION_SIMDS;
+kernel void attn_core_prefill(device const Prompt* prompt [[buffer(0)]],
+                              device const uint* page_table [[buffer(1)]],
+                              device const float* projected [[buffer(2)]],
+                              device const float* q_norm [[buffer(3)]],
+                              device const float* inv_freq [[buffer(4)]],
+                              device half* kv [[buffer(5)]],
+                              device float* mixed [[buffer(6)]],
+                              constant LayerArgs& args [[buffer(7)]],
+                              uint3 group [[threadgroup_position_in_grid]],
+                              uint thread_index [[thread_index_in_threadgroup]],
+                              uint simd [[simdgroup_index_in_threadgroup]],
+                              uint lane [[thread_index_in_simdgroup]]) {
+  threadgroup float queries[POSITIONS][GROUP_HEADS * HEAD_DIM];
+  threadgroup float scores[POSITIONS][GROUP_HEADS * PAGE_TOKENS];
+  threadgroup float scales[POSITIONS][TILE * TILE];  // diagonal matrices: off the diagonal they stay zero
+  const uint rows = prompt->rows, start = prompt->position, kv_head = group.x, pairs = (rows + POSITIONS - 1) / POSITIONS;
+  if (group.y >= pairs) return;
+  const uint first = (pairs - 1 - group.y) * POSITIONS;
+  uint row[POSITIONS];  // a second one that does not exist is the first again
+  for (int p = 0; p < POSITIONS; ++p) {
+    row[p] = min(first + uint(p), rows - 1);
+    stage_queries(projected + ulong(row[p]) * ATTN_STRIDE, q_norm, turns_of(start + row[p], inv_freq, lane), kv_head, queries[p], simd, lane);
+    if (thread_index < uint(TILE * TILE)) scales[p][thread_index] = 0.0f;
+  }
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  const simdgroup_float8x8 nothing = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
+  simdgroup_float8x8 sums[POSITIONS][SUM_TILES];
+  for (int p = 0; p < POSITIONS; ++p) {
+    for (int i = 0; i < SUM_TILES; ++i) sums[p][i] = nothing;
+  }
+  Softmax softmax[SOFT_ROWS];
+  for (int i = 0; i < SOFT_ROWS; ++i) softmax[i].most = -INFINITY, softmax[i].total = 0.0f;
+  const uint pages = (start + row[POSITIONS - 1]) / PAGE_TOKENS + 1;
+  for (uint index = 0; index < pages; ++index) {
+    device const half* page = page_at(kv, page_table[prompt->pages + index], args.ordinal, kv_head);
+    simdgroup_float8x8 products[POSITIONS][SCORE_TILES];
+    for (int p = 0; p < POSITIONS; ++p) {
+      for (int i = 0; i < SCORE_TILES; ++i) products[p][i] = nothing;
+    }
+    for (int dim = 0; dim < HEAD_DIM; dim += TILE) {
+      simdgroup_float8x8 query[POSITIONS];
+      for (int p = 0; p < POSITIONS; ++p) simdgroup_load(query[p], queries[p] + dim, HEAD_DIM);
+      for (int i = 0; i < SCORE_TILES; ++i) {
+        simdgroup_half8x8 key;
+        simdgroup_load(key, page + (simd * SCORE_TILES + i) * TILE * HEAD_DIM + dim, HEAD_DIM, ulong2(0, 0), true);
+        for (int p = 0; p < POSITIONS; ++p) simdgroup_multiply_accumulate(products[p][i], query[p], key, products[p][i]);
+      }
+    }
+    for (int p = 0; p < POSITIONS; ++p) {
+      for (int i = 0; i < SCORE_TILES; ++i) simdgroup_store(products[p][i], scores[p] + (simd * SCORE_TILES + i) * TILE, PAGE_TOKENS);
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    for (int i = 0; i < SOFT_ROWS; ++i) {
+      const uint at = simd * SOFT_ROWS + i, p = at / GROUP_HEADS, head = at % GROUP_HEADS;
+      const float shrink = soften(scores[p] + head * PAGE_TOKENS, index * PAGE_TOKENS, start + row[p], lane, softmax[i]);
+      if (lane == 0) scales[p][head * (TILE + 1)] = shrink;
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    for (int p = 0; p < POSITIONS && index > 0; ++p) {
+      simdgroup_float8x8 scale;
+      simdgroup_load(scale, scales[p], TILE);
+      for (int i = 0; i < SUM_TILES; ++i) simdgroup_multiply_accumulate(sums[p][i], scale, sums[p][i], nothing);
+    }
+    device const half* values = page + PART_HALVES;
+    for (int at = 0; at < PAGE_TOKENS; at += TILE) {
+      simdgroup_float8x8 weight[POSITIONS];
+      for (int p = 0; p < POSITIONS; ++p) simdgroup_load(weight[p], scores[p] + at, PAGE_TOKENS);
+      for (int i = 0; i < SUM_TILES; ++i) {
+        simdgroup_half8x8 value;
+        simdgroup_load(value, values + (simd * SUM_TILES + i) * TILE * PAGE_TOKENS + at, PAGE_TOKENS, ulong2(0, 0), true);
+        for (int p = 0; p < POSITIONS; ++p) simdgroup_multiply_accumulate(sums[p][i], weight[p], value, sums[p][i]);
+      }
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+  }
+  // Sums take the place of the queries; totals that of the scales.
+  for (int i = 0; i < SOFT_ROWS; ++i) {
+    const uint at = simd * SOFT_ROWS + i;
+    if (lane == 0) scales[at / GROUP_HEADS][at % GROUP_HEADS] = softmax[i].total;
+  }
+  for (int p = 0; p < POSITIONS; ++p) {
+    for (int i = 0; i < SUM_TILES; ++i) simdgroup_store(sums[p][i], queries[p] + (simd * SUM_TILES + i) * TILE, HEAD_DIM);
+  }
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  for (uint p = 0; p < min(uint(POSITIONS), rows - first); ++p) {
+    device const float* in = projected + ulong(first + p) * ATTN_STRIDE;
+    for (uint i = thread_index; i < uint(GROUP_HEADS * HEAD_DIM); i += ATTENTION_SIMDS * SIMD) {
+      const uint head = kv_head * GROUP_HEADS + i / HEAD_DIM, dim = i % HEAD_DIM;
+      const float gate = in[(head * 2 + 1) * HEAD_DIM + dim];
+      mixed[ulong(first + p) * ATTN_WIDTH + head * HEAD_DIM + dim] = queries[p][i] / scales[p][i / HEAD_DIM] * sigmoid(gate);
+    }
+  }
 }

@@ -6,6 +6,7 @@
 // Reads 286 MB: 0.47 ms at 614 GB/s; it is long enough for bandwidth to be all that counts. Reached: unknown, it has run in the emulator only.
 #include "product.h"
 #include "choice.h"
+#include "prompt.h"
 
 constant constexpr int M = 4;  // rows of a SIMD-group
 typedef Inputs<HIDDEN> In;
@@ -108,4 +109,16 @@ kernel void head_batch(device const Step* step [[buffer(0)]],
   if (int(thread_index) < count) {
     best[(first + thread_index) * groups.y + group.y] = packed(best_of(largest[thread_index], PRODUCT_SIMDS));
   }
+}
+
+// A prompt: its last rows, as many as want logits, to where head_batch finds them as rows 0, 1, ... Grid (MAX_ROWS), 256 threads.
+kernel void head_rows_prefill(device const Prompt* prompt [[buffer(0)]],
+                              device const Step* step [[buffer(1)]],
+                              device const float* x [[buffer(2)]],
+                              device float* last [[buffer(3)]],
+                              uint3 group [[threadgroup_position_in_grid]],
+                              uint thread_index [[thread_index_in_threadgroup]]) {
+  if (group.x >= step->head_rows) return;
+  device const float* from = x + ulong(prompt->rows - step->head_rows + group.x) * HIDDEN;
+  for (uint n = thread_index; n < HIDDEN; n += PRODUCT_THREADS) last[group.x * HIDDEN + n] = from[n];
 }

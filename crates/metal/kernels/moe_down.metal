@@ -8,6 +8,8 @@
 // A batch: a tile of an item of moe_select's list (up to four rows of one expert) is a unit; the threadgroups take every grid-th.
 // moe_sum then adds each row's nine products in the order of the row's choice, as the kernel for one row does.
 #include "product.h"
+#include "gemm.h"
+#include "prompt.h"
 #include "choice.h"
 
 typedef Inputs<EXPERT_WIDTH> In;
@@ -100,6 +102,14 @@ kernel void moe_down_batch(device const Step* step [[buffer(0)]],
   }
 }
 
+// Element n of a row's nine products together, in the order of its choice.
+inline float sum_of_slots(device const float* products, device const uint* choice, uint row, uint n) {
+  device const uint* record = choice + ulong(row) * CHOICE_WORDS;
+  device const float* product = products + ulong(row) * SLOTS * HIDDEN + n;
+  float sum = 0.0f;
+  for (int slot = 0; slot < SLOTS; ++slot) sum = fma(share_of(record, slot), product[slot * HIDDEN], sum);
+  return sum;
+}
 kernel void moe_sum_batch(device const Step* step [[buffer(0)]],
                           device const float* products [[buffer(1)]],
                           device const uint* choice [[buffer(2)]],
@@ -108,9 +118,63 @@ kernel void moe_sum_batch(device const Step* step [[buffer(0)]],
                           uint thread_index [[thread_index_in_threadgroup]]) {
   const uint row = group.y, n = group.x * PRODUCT_THREADS + thread_index;
   if (row >= step->rows || n >= HIDDEN) return;
-  device const uint* record = choice + row * CHOICE_WORDS;
-  device const float* product = products + row * SLOTS * HIDDEN + n;
-  float sum = 0.0f;
-  for (int slot = 0; slot < SLOTS; ++slot) sum = fma(share_of(record, slot), product[slot * HIDDEN], sum);
-  x[row * HIDDEN + n] += sum;
+  x[row * HIDDEN + n] += sum_of_slots(products, choice, row, n);
+}
+
+// A prompt: the product of a block of an expert's rows (gemm.h), as moe_up_prefill; then each row's sum, as moe_sum_batch. Products go through memory, so that the
+// order of the sum is that of the choice. Full geometry: 19 MFLOP a row; 74 KB of products a row, each way.
+struct DownColumns {
+  Matrix all;
+  uint first;
+  inline Row row(uint n) const { return row_of<EXPERT_WIDTH, 4>(all, first + n); }
+};
+static_assert(HIDDEN % COLUMNS == 0, "tiles are whole");
+
+template <int ROWS>
+kernel void moe_down_prefill(device const Prompt* prompt [[buffer(0)]],
+                             device const uint* down_words [[buffer(1)]],
+                             device const ushort* down_scales [[buffer(2)]],
+                             device const ushort* down_biases [[buffer(3)]],
+                             device const uint* shared_down_words [[buffer(4)]],
+                             device const ushort* shared_down_scales [[buffer(5)]],
+                             device const ushort* shared_down_biases [[buffer(6)]],
+                             device const float* inner [[buffer(7)]],
+                             device const uint* sorted [[buffer(8)]],
+                             device const uint4* blocks [[buffer(9)]],
+                             device float* products [[buffer(10)]],
+                             uint3 group [[threadgroup_position_in_grid]],
+                             uint thread_index [[thread_index_in_threadgroup]],
+                             uint simd [[simdgroup_index_in_threadgroup]],
+                             uint lane [[thread_index_in_simdgroup]]) {
+  threadgroup float4 aligned[Block<ROWS>::ROOM / 4];
+  threadgroup float inverses[ROWS];
+  threadgroup float* room = (threadgroup float*)aligned;
+  if (group.x >= blocks[0].x) return;
+  const uint4 block = blocks[1 + group.x];
+  SlotRows<1> rows;
+  rows.all = inner, rows.slots = sorted + block.y, rows.stride = EXPERT_WIDTH, rows.count = block.z;
+  DownColumns columns;
+  columns.all = block.x == EXPERTS ? matrix(shared_down_words, shared_down_scales, shared_down_biases)
+                                   : at<HIDDEN, EXPERT_WIDTH>(matrix(down_words, down_scales, down_biases), block.x);
+  columns.first = group.y * COLUMNS;
+  gemm<ROWS, EXPERT_WIDTH, 4, false>(rows, columns, inner, room, inverses, thread_index, simd, lane);
+  for (uint i = thread_index; i < rows.count * RESULT_QUADS; i += GEMM_THREADS) {
+    const uint r = i / RESULT_QUADS, n = i % RESULT_QUADS * 4;
+    *(device float4*)(products + ulong(rows.slots[r]) * HIDDEN + columns.first + n) = result(room, r, n);
+  }
+}
+template [[host_name("moe_down_prefill_8")]] [[kernel]] decltype(moe_down_prefill<8>) moe_down_prefill<8>;
+template [[host_name("moe_down_prefill_16")]] [[kernel]] decltype(moe_down_prefill<16>) moe_down_prefill<16>;
+template [[host_name("moe_down_prefill_32")]] [[kernel]] decltype(moe_down_prefill<32>) moe_down_prefill<32>;
+template [[host_name("moe_down_prefill_64")]] [[kernel]] decltype(moe_down_prefill<64>) moe_down_prefill<64>;
+
+kernel void moe_sum_prefill(device const Prompt* prompt [[buffer(0)]],
+                            device const float* products [[buffer(1)]],
+                            device const uint* choice [[buffer(2)]],
+                            device float* x [[buffer(3)]],
+                            uint3 group [[threadgroup_position_in_grid]],
+                            uint thread_index [[thread_index_in_threadgroup]]) {
+  const uint row = group.y, n = group.x * PRODUCT_THREADS + thread_index;
+  if (row >= prompt->rows || n >= HIDDEN) return;
+  x[ulong(row) * HIDDEN + n] += sum_of_slots(products, choice, row, n);
 }

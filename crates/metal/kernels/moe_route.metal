@@ -7,6 +7,8 @@
 // chose it, four to an item.
 // Reads 1.7 MB: 2.8 us at 614 GB/s. Reached: unknown, it has run in the emulator only.
 #include "product.h"
+#include "gemm.h"
+#include "prompt.h"
 #include "choice.h"
 
 typedef Inputs<HIDDEN> In;
@@ -220,4 +222,141 @@ kernel void moe_select_batch(device const Step* step [[buffer(0)]],
     device uint* record = items + ITEM_WORDS * (1 + first_item[expert] + place / ROW_GROUP);
     record[ITEM_SLOTS + place % ROW_GROUP] = thread_index / TOP_K * SLOTS + thread_index % TOP_K;
   }
+}
+
+// ---- prompts --------------------------------------------------------------------------------------------------------------
+
+// The router's logits: the product with a block of the rows (gemm.h). Grid (blocks of ROWS rows, tiles of 64 columns).
+struct RouterColumns {
+  Matrix router, shared_expert_gate;
+  uint first;
+  inline Row row(uint n) const { return first + n < EXPERTS ? row_of<HIDDEN, 8>(router, first + n) : row_of<HIDDEN, 8>(shared_expert_gate, 0); }
+};
+
+template <int ROWS>
+kernel void moe_route_prefill(device const Prompt* prompt [[buffer(0)]],
+                              device const uint* router_words [[buffer(1)]],
+                              device const ushort* router_scales [[buffer(2)]],
+                              device const ushort* router_biases [[buffer(3)]],
+                              device const uint* shared_expert_gate_words [[buffer(4)]],
+                              device const ushort* shared_expert_gate_scales [[buffer(5)]],
+                              device const ushort* shared_expert_gate_biases [[buffer(6)]],
+                              device const float* norm [[buffer(7)]],
+                              device const float* x [[buffer(8)]],
+                              device float* logits [[buffer(9)]],
+                              uint3 group [[threadgroup_position_in_grid]],
+                              uint thread_index [[thread_index_in_threadgroup]],
+                              uint simd [[simdgroup_index_in_threadgroup]],
+                              uint lane [[thread_index_in_simdgroup]]) {
+  threadgroup float4 aligned[Block<ROWS>::ROOM / 4];
+  threadgroup float inverses[ROWS];
+  threadgroup float* room = (threadgroup float*)aligned;
+  const uint first = group.x * ROWS;
+  if (first >= prompt->rows) return;
+  ConsecutiveRows rows;
+  rows.first = x + ulong(first) * HIDDEN, rows.stride = HIDDEN, rows.count = min(prompt->rows - first, uint(ROWS));
+  RouterColumns columns;
+  columns.router = matrix(router_words, router_scales, router_biases);
+  columns.shared_expert_gate = matrix(shared_expert_gate_words, shared_expert_gate_scales, shared_expert_gate_biases);
+  columns.first = group.y * COLUMNS;
+  gemm<ROWS, HIDDEN, 8, true>(rows, columns, norm, room, inverses, thread_index, simd, lane);
+  for (uint i = thread_index; i < rows.count * RESULT_QUADS; i += GEMM_THREADS) {
+    const uint r = i / RESULT_QUADS, n = i % RESULT_QUADS * 4, to = columns.first + n;
+    if (to < ROUTER_STRIDE) *(device float4*)(logits + ulong(first + r) * ROUTER_STRIDE + to) = result(room, r, n) * inverses[r];
+  }
+}
+template [[host_name("moe_route_prefill_8")]] [[kernel]] decltype(moe_route_prefill<8>) moe_route_prefill<8>;
+template [[host_name("moe_route_prefill_16")]] [[kernel]] decltype(moe_route_prefill<16>) moe_route_prefill<16>;
+template [[host_name("moe_route_prefill_32")]] [[kernel]] decltype(moe_route_prefill<32>) moe_route_prefill<32>;
+template [[host_name("moe_route_prefill_64")]] [[kernel]] decltype(moe_route_prefill<64>) moe_route_prefill<64>;
+
+// Experts of each row, and how many of these rows chose each expert: `histogram[groups][EXPERTS]`. Grid (groups of SORT_ROWS rows); a SIMD-group
+// chooses for four rows, one after the other.
+kernel void moe_select_prefill(device const Prompt* prompt [[buffer(0)]],
+                               device const float* logits [[buffer(1)]],
+                               device uint* choice [[buffer(2)]],
+                               device uint* histogram [[buffer(3)]],
+                               uint3 group [[threadgroup_position_in_grid]],
+                               uint thread_index [[thread_index_in_threadgroup]],
+                               uint simd [[simdgroup_index_in_threadgroup]],
+                               uint lane [[thread_index_in_simdgroup]]) {
+  threadgroup uint chosen[SORT_ROWS * TOP_K];
+  const uint first = group.x * SORT_ROWS;
+  if (first >= prompt->rows) return;
+  const uint count = min(prompt->rows - first, uint(SORT_ROWS));
+  for (uint r = simd; r < count; r += PRODUCT_SIMDS) {
+    choose_by_simd(logits + ulong(first + r) * ROUTER_STRIDE, choice + ulong(first + r) * CHOICE_WORDS, lane, chosen + r * TOP_K);
+  }
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  if (thread_index < EXPERTS) {
+    uint rows = 0;
+    for (uint i = 0; i < count * TOP_K; ++i) rows += chosen[i] == thread_index ? 1 : 0;
+    histogram[group.x * EXPERTS + thread_index] = rows;
+  }
+}
+
+// `block_rows`: of the products with the experts.
+struct SortArgs {
+  uint block_rows;
+};
+// Slots (row * SLOTS + place) sorted by expert, the shared expert's last, and within an expert by row; and the list of blocks that the products work on. Grid
+// (groups of SORT_ROWS rows). A thread has an expert: it adds up the histograms, all of them and those before its group's; a prefix sum over the experts says where
+// each begins. Then a thread has a slot, whose place it finds by counting those before it. So the order depends on nothing but the choices.
+// `blocks`: how many, then from the second on {expert, its first slot in `sorted`, slots, -}; the first group writes them.
+kernel void moe_sort_prefill(device const Prompt* prompt [[buffer(0)]],
+                             device const uint* choice [[buffer(1)]],
+                             device const uint* histogram [[buffer(2)]],
+                             device uint* sorted [[buffer(3)]],
+                             device uint4* blocks [[buffer(4)]],
+                             constant SortArgs& args [[buffer(5)]],
+                             uint3 group [[threadgroup_position_in_grid]],
+                             uint thread_index [[thread_index_in_threadgroup]],
+                             uint simd [[simdgroup_index_in_threadgroup]],
+                             uint lane [[thread_index_in_simdgroup]]) {
+  threadgroup uint chosen[SORT_ROWS * TOP_K];
+  threadgroup uint begins[EXPERTS];                     // the first place of this group's slots of each expert
+  threadgroup uint2 of_simd[PRODUCT_SIMDS];             // slots and blocks of the experts of a SIMD-group
+  const uint rows = prompt->rows, first = group.x * SORT_ROWS;
+  if (first >= rows) return;
+  const uint count = min(rows - first, uint(SORT_ROWS)), groups = (rows + SORT_ROWS - 1) / SORT_ROWS;
+  uint slots = 0, earlier = 0;
+  if (thread_index < EXPERTS) {
+    for (uint g = 0; g < groups; ++g) {
+      const uint more = histogram[g * EXPERTS + thread_index];
+      slots += more;
+      earlier += g < group.x ? more : 0;
+    }
+  }
+  const uint own_blocks = (slots + args.block_rows - 1) / args.block_rows;
+  uint slots_before = simd_prefix_exclusive_sum(slots), blocks_before = simd_prefix_exclusive_sum(own_blocks);
+  const uint2 of_own_simd = uint2(simd_sum(slots), simd_sum(own_blocks));
+  if (lane == 0) of_simd[simd] = of_own_simd;
+  if (thread_index < count * TOP_K) chosen[thread_index] = choice[ulong(first + thread_index / TOP_K) * CHOICE_WORDS + thread_index % TOP_K];
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  uint routed_blocks = 0;
+  for (uint i = 0; i < uint(PRODUCT_SIMDS); ++i) {
+    const uint2 before = of_simd[i];
+    if (i < simd) slots_before += before.x, blocks_before += before.y;
+    routed_blocks += before.y;
+  }
+  if (thread_index < EXPERTS) begins[thread_index] = slots_before + earlier;
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  if (thread_index < count * TOP_K) {
+    const uint expert = chosen[thread_index];
+    uint place = begins[expert];
+    for (uint i = 0; i < thread_index; ++i) place += chosen[i] == expert ? 1 : 0;
+    sorted[place] = (first + thread_index / TOP_K) * SLOTS + thread_index % TOP_K;
+  }
+  if (thread_index < count) sorted[rows * TOP_K + first + thread_index] = (first + thread_index) * SLOTS + TOP_K;
+  if (group.x > 0) return;
+  for (uint i = 0; i < own_blocks; ++i) {
+    const uint done = i * args.block_rows;
+    blocks[1 + blocks_before + i] = uint4(thread_index, slots_before + done, min(slots - done, args.block_rows), 0);
+  }
+  const uint shared_blocks = (rows + args.block_rows - 1) / args.block_rows;
+  for (uint i = thread_index; i < shared_blocks; i += PRODUCT_THREADS) {
+    const uint done = i * args.block_rows;
+    blocks[1 + routed_blocks + i] = uint4(EXPERTS, rows * TOP_K + done, min(rows - done, args.block_rows), 0);
+  }
+  if (thread_index == 0) blocks[0] = uint4(routed_blocks + shared_blocks, 0, 0, 0);
 }

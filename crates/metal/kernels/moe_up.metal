@@ -7,6 +7,8 @@
 //
 // A batch: a tile of an item of moe_select's list (up to four rows of one expert) is a unit; the threadgroups take every grid-th.
 #include "product.h"
+#include "gemm.h"
+#include "prompt.h"
 #include "choice.h"
 
 typedef Inputs<HIDDEN> In;
@@ -98,3 +100,65 @@ kernel void moe_up_batch(device const Step* step [[buffer(0)]],
     }
   }
 }
+
+// A prompt: the product of a block of an expert's rows (gemm.h) with 32 rows of its gate and the same of its up, which stand beside each other in the tile;
+// the shared expert's too. Grid (blocks that moe_sort lists and more, tiles): surplus threadgroups return. Full geometry: 38 MFLOP a row.
+constant constexpr int PAIRS = COLUMNS / 2;
+struct PairColumns {
+  Matrix gate, up;
+  uint first;
+  inline Row row(uint n) const {
+    const uint at = first + n % PAIRS;
+    return n < uint(PAIRS) ? row_of<HIDDEN, 4>(gate, at) : row_of<HIDDEN, 4>(up, at);
+  }
+};
+static_assert(EXPERT_WIDTH % PAIRS == 0, "tiles are whole");
+
+template <int ROWS>
+kernel void moe_up_prefill(device const Prompt* prompt [[buffer(0)]],
+                           device const uint* gate_words [[buffer(1)]],
+                           device const ushort* gate_scales [[buffer(2)]],
+                           device const ushort* gate_biases [[buffer(3)]],
+                           device const uint* up_words [[buffer(4)]],
+                           device const ushort* up_scales [[buffer(5)]],
+                           device const ushort* up_biases [[buffer(6)]],
+                           device const uint* shared_gate_words [[buffer(7)]],
+                           device const ushort* shared_gate_scales [[buffer(8)]],
+                           device const ushort* shared_gate_biases [[buffer(9)]],
+                           device const uint* shared_up_words [[buffer(10)]],
+                           device const ushort* shared_up_scales [[buffer(11)]],
+                           device const ushort* shared_up_biases [[buffer(12)]],
+                           device const float* norm [[buffer(13)]],
+                           device const float* x [[buffer(14)]],
+                           device const uint* sorted [[buffer(15)]],
+                           device const uint4* blocks [[buffer(16)]],
+                           device float* inner [[buffer(17)]],
+                           uint3 group [[threadgroup_position_in_grid]],
+                           uint thread_index [[thread_index_in_threadgroup]],
+                           uint simd [[simdgroup_index_in_threadgroup]],
+                           uint lane [[thread_index_in_simdgroup]]) {
+  threadgroup float4 aligned[Block<ROWS>::ROOM / 4];
+  threadgroup float inverses[ROWS];
+  threadgroup float* room = (threadgroup float*)aligned;
+  if (group.x >= blocks[0].x) return;
+  const uint4 block = blocks[1 + group.x];
+  SlotRows<SLOTS> rows;
+  rows.all = x, rows.slots = sorted + block.y, rows.stride = HIDDEN, rows.count = block.z;
+  const bool is_shared = block.x == EXPERTS;
+  PairColumns columns;
+  columns.gate = is_shared ? matrix(shared_gate_words, shared_gate_scales, shared_gate_biases)
+                           : at<EXPERT_WIDTH, HIDDEN>(matrix(gate_words, gate_scales, gate_biases), block.x);
+  columns.up = is_shared ? matrix(shared_up_words, shared_up_scales, shared_up_biases)
+                         : at<EXPERT_WIDTH, HIDDEN>(matrix(up_words, up_scales, up_biases), block.x);
+  columns.first = group.y * PAIRS;
+  gemm<ROWS, HIDDEN, 4, true>(rows, columns, norm, room, inverses, thread_index, simd, lane);
+  for (uint i = thread_index; i < rows.count * PAIRS; i += GEMM_THREADS) {
+    const uint r = i / PAIRS, n = i % PAIRS;
+    const float gate = room[r * COLUMNS + n] * inverses[r], up = room[r * COLUMNS + PAIRS + n] * inverses[r];
+    inner[ulong(rows.slots[r]) * EXPERT_WIDTH + columns.first + n] = silu(gate) * up;
+  }
+}
+template [[host_name("moe_up_prefill_8")]] [[kernel]] decltype(moe_up_prefill<8>) moe_up_prefill<8>;
+template [[host_name("moe_up_prefill_16")]] [[kernel]] decltype(moe_up_prefill<16>) moe_up_prefill<16>;
+template [[host_name("moe_up_prefill_32")]] [[kernel]] decltype(moe_up_prefill<32>) moe_up_prefill<32>;
+template [[host_name("moe_up_prefill_64")]] [[kernel]] decltype(moe_up_prefill<64>) moe_up_prefill<64>;

@@ -5,8 +5,10 @@
 //! over in the GPU's memory. Before a slot is written again its last step is waited for, and what came of it
 //! goes to the ticket that it belongs to. So the host is one step ahead, and never more.
 //!
-//! A prompt goes through the same kernels as decode, [`MAX_ROWS`] tokens a step. A row's numbers do not depend on
-//! what it shares a step with, so neither do they on how a prompt is cut.
+//! A prompt goes through programs of its own, thousands of tokens a pass, however short a piece of it comes: a token's
+//! numbers do not depend on what it shares a pass with, so neither do they on how a prompt is cut. Rows of decode steps have
+//! the same numbers in any step too; but the two programs add in different orders, and a token has other bits from
+//! one than from the other (`docs/lab/metal-prefill.md` says how far apart).
 //!
 //! Where a sequence asks for more than the largest logit, the kernels that choose its token stand behind the others of
 //! the pass ([`crate::sampling`]): the next step begins with that token as with any.
@@ -23,14 +25,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use lily_engine::backend::{
-    Backend, BackendError, DecodeStep, Export, Input, Limits, Memory, SequenceId, SnapshotId, StageTime,
-    StepOutput, Ticket, Want,
+    Backend, BackendError, DecodeStep, Export, Input, Limits, Memory, PrefillChunks, SequenceId, SnapshotId,
+    StageTime, StepOutput, Ticket, Want,
 };
 use lily_engine::meter::Meter;
 use lily_engine::sampler::SamplerState;
 use lily_gpu::decode::{MAX_ROWS, Shape};
 use lily_gpu::layout::PAGE_TOKENS;
 use lily_gpu::memory::Context;
+use lily_gpu::prompt::{self, PromptLayout};
 use lily_gpu::sampling::NONE;
 use lily_gpu::step::{self, LAST_SAMPLED, Segment, StepLayout};
 use lily_model::geometry::Geometry;
@@ -38,8 +41,8 @@ use lily_model::weights::Weights;
 
 use crate::device::{Completion, Device, Pass};
 use crate::error::{DeviceError, MetalError};
-use crate::memory_plan::MemoryPlan;
-use crate::program::{self, Programs, StepPlace};
+use crate::memory_plan::{MemoryPlan, Planned};
+use crate::program::{self, Programs, StepPlace, Work};
 use crate::reach::Reach;
 use crate::sampling::{BROKEN, Recipe};
 use crate::sequence::{Frozen, Snapshot};
@@ -49,6 +52,8 @@ use crate::{limits, profile, weights};
 
 /// How long a pass may take: hundreds of times the longest there is.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+/// The most tokens of a prompt that are read at once while others wait for their next token.
+const BUSY: usize = 512;
 /// Steps that are under way at once.
 pub(crate) const SLOTS: usize = 2;
 
@@ -165,8 +170,10 @@ struct Pending {
 
 /// A step to enqueue.
 struct Step<'a> {
+    /// Whether it is of a prompt, and then of one sequence alone; otherwise each has one token.
+    is_prompt: bool,
     parts: &'a [(SequenceId, &'a [u32])],
-    /// Rows that tokens come back of, ascending.
+    /// Rows that tokens come back of, ascending; of a prompt as many of the last ones, counted among themselves.
     head_rows: &'a [u32],
     /// Whether their logits do too.
     logits: bool,
@@ -179,13 +186,13 @@ impl<D: Device> MetalBackend<D> {
     /// A model that the kernels are not written for or that does not fit, or a device that does not take them.
     pub fn new(device: &D, weights: &Weights, options: &MetalOptions) -> Result<Self, MetalError> {
         let geometry = &weights.geometry;
-        let (memory_plan, plans) =
+        let Planned { memory: memory_plan, plans, prompt_plans } =
             MemoryPlan::of_model(device, weights, options.context, options.short, options.state_bytes)?;
         let (_, widest) = plans.last().expect("there is a plan for every bucket");
         let loaded = weights::load(device, weights, widest)?;
-        let programs = Programs::new(device, geometry, plans, loaded)?;
+        let programs = Programs::new(device, geometry, plans, prompt_plans, loaded)?;
         let store = Store::new(device, geometry, memory_plan.state)?;
-        let slot = || Slot::new(device, memory_plan.context);
+        let slot = || Slot::new(device, memory_plan.context, memory_plan.prompt_rows);
         Ok(MetalBackend {
             device: device.clone(),
             geometry: geometry.clone(),
@@ -259,7 +266,7 @@ impl<D: Device> MetalBackend<D> {
         let mut end = 0;
         let mut ends = HashMap::new();
         for (id, tokens) in step.parts {
-            end += tokens.len() as u32;
+            end += if step.is_prompt { step.head_rows.len() } else { tokens.len() } as u32;
             ends.extend(self.recipe(*id).map(|recipe| (end - 1, recipe.number())));
         }
         step.head_rows.iter().map(|row| ends.get(row).copied().unwrap_or(NONE)).collect()
@@ -314,17 +321,27 @@ impl<D: Device> MetalBackend<D> {
         let mut tables = Vec::new();
         let mut segments = Vec::with_capacity(step.parts.len());
         let mut reach = Reach::default();
+        let (mut rows, mut context, mut prompt) = (0, 0, Vec::new());
         for &(id, tokens) in step.parts {
             // The step that was just taken over may have been the end of it.
             let now = self.sound(id)?;
-            let state = now.state();
+            let (state, position) = (now.state(), now.length as u32);
+            let (number, pages) = (u64::from(state.number()), tables.len() as u64);
+            // Of a prompt the step block has the rows that go through the head.
+            let skipped = if step.is_prompt { tokens.len() - step.head_rows.len() } else { 0 };
             segments.push(Segment {
-                tokens,
-                position: now.length as u32,
-                state: u64::from(state.number()),
-                pages: tables.len() as u64,
+                tokens: &tokens[skipped..],
+                position: position + skipped as u32,
+                state: number,
+                pages,
                 sampled: u64::from(state.token()),
             });
+            if step.is_prompt {
+                prompt = vec![0; PromptLayout::bytes(tokens.len())];
+                prompt::write(&mut prompt, tokens, position, number, pages);
+            }
+            rows += tokens.len();
+            context = context.max(now.length + tokens.len());
             tables.extend(now.pages());
             if D::WATCHES {
                 reach.add(&self.store, now, tokens.len());
@@ -339,26 +356,25 @@ impl<D: Device> MetalBackend<D> {
         let mut block = [0; StepLayout::BYTES];
         step::write(&mut block, &segments, step.head_rows);
         self.slots[turn].write(&block, &tables, &recipes);
-
-        let rows = segments.iter().map(|segment| segment.tokens.len()).sum();
-        let end = |segment: &Segment<'_>| segment.position as usize + segment.tokens.len();
-        let context = segments.iter().map(end).max().unwrap_or(0);
-        let sampled = recipes.iter().any(|&number| number != NONE);
-        let shape = Shape { rows, context, sampled };
+        if step.is_prompt {
+            self.slots[turn].write_prompt(&prompt);
+        }
+        let shape = Shape { rows, context, sampled: recipes.iter().any(|&number| number != NONE) };
+        let work = if step.is_prompt { Work::Prompt(shape) } else { Work::Step(shape) };
         let pools = self.store.pools();
         let kept = match (step.logits, self.programs.workspace("logits")) {
             (true, Some(from)) => self.slots[turn].keep_logits(&(from.clone(), 0), logits),
             _ => None,
         };
         let stages = match self.times {
-            Some(_) => self.programs.plan(shape).dispatches.iter().map(|d| d.stage).collect(),
+            Some(_) => self.programs.plan(work).dispatches.iter().map(|d| d.stage).collect(),
             None => Vec::new(),
         };
         let place = StepPlace { number: turn, slot: &self.slots[turn], store: &self.store, reach: &reach };
         let pass = Pass {
             label: &format!("pass {number}: {rows} rows, context {context}"),
             before: self.store.pending(),
-            dispatches: self.programs.dispatches(shape, &place)?,
+            dispatches: self.programs.dispatches(work, &place)?,
             after: kept.as_slice(),
         };
         let completion = match &mut self.times {
@@ -513,6 +529,11 @@ impl<D: Device> Backend for MetalBackend<D> {
         true
     }
 
+    fn prefill_chunks(&self) -> PrefillChunks {
+        let alone = self.programs.prompt_rows();
+        PrefillChunks { alone, busy: BUSY.min(alone) }
+    }
+
     fn limits(&mut self) -> Option<Limits> {
         // Without room for the measurement there is none.
         limits::measure(&self.device).ok()
@@ -573,16 +594,17 @@ impl<D: Device> Backend for MetalBackend<D> {
         if let Some(sequence) = self.sequences.get_mut(&sequence) {
             sequence.now.reserve(&mut self.store, tokens.len())?;
         }
+        // Where all rows go through the head, it says how many there may be.
+        let most = if want == Want::AllLogits { MAX_ROWS } else { self.programs.prompt_rows() };
         let parts: Vec<[(SequenceId, &[u32]); 1]> =
-            tokens.chunks(MAX_ROWS).map(|chunk| [(sequence, chunk)]).collect();
+            tokens.chunks(most).map(|chunk| [(sequence, chunk)]).collect();
         let last = parts.len() - 1;
         let all_rows: Vec<u32> = (0..MAX_ROWS as u32).collect();
         let step = |(index, parts): (usize, &'_ [(SequenceId, &'_ [u32]); 1])| {
-            let rows = parts[0].1.len();
             let head_rows = match want {
-                Want::AllLogits => 0..rows,
-                Want::Token | Want::Logits if index == last => rows - 1..rows,
-                _ => 0..0,
+                Want::AllLogits => parts[0].1.len(),
+                Want::Token | Want::Logits if index == last => 1,
+                _ => 0,
             };
             let logits = want == Want::AllLogits || (want == Want::Logits && index == last);
             (head_rows, logits)
@@ -591,10 +613,11 @@ impl<D: Device> Backend for MetalBackend<D> {
         let steps: Vec<Step<'_>> = parts
             .iter()
             .zip(&shapes)
-            .map(|(parts, (rows, logits))| Step {
+            .map(|(parts, &(rows, logits))| Step {
+                is_prompt: true,
                 parts,
-                head_rows: &all_rows[rows.clone()],
-                logits: *logits,
+                head_rows: &all_rows[..rows],
+                logits,
             })
             .collect();
         let ticket = self.next_id();
@@ -627,7 +650,7 @@ impl<D: Device> Backend for MetalBackend<D> {
         let steps: Vec<Step<'_>> = parts
             .chunks(MAX_ROWS)
             .zip(&shapes)
-            .map(|(parts, (head_rows, logits))| Step { parts, head_rows, logits: *logits })
+            .map(|(parts, (head_rows, logits))| Step { is_prompt: false, parts, head_rows, logits: *logits })
             .collect();
         let ticket = self.next_id();
         self.enqueue_all(ticket, &steps)?;

@@ -31,6 +31,8 @@ pub struct MemoryPlan {
     pub weights: u64,
     /// What stages hand to each other, and what a step reads and writes.
     pub workspace: u64,
+    /// The most tokens of a prompt that a pass takes.
+    pub prompt_rows: usize,
     /// One sequence of the whole context: recurrent state, keys and values.
     pub sequence: u64,
     /// The most that all sequences and snapshots may take together.
@@ -39,9 +41,20 @@ pub struct MemoryPlan {
     pub free: u64,
 }
 
+/// What a model's memory and passes are.
+#[derive(Clone, Debug)]
+pub struct Planned {
+    /// The memory.
+    pub memory: MemoryPlan,
+    /// The plans of decode.
+    pub plans: Vec<(Shape, Plan)>,
+    /// The plans of prompts.
+    pub prompt_plans: Vec<(Shape, Plan)>,
+}
+
 impl MemoryPlan {
     /// The plan for the model of `weights`, whose shapes alone are looked at, on the device as it is now, and the plans
-    /// of its steps. Contexts of up to `short` tokens have the short layout of attention.
+    /// of its passes. Contexts of up to `short` tokens have the short layout of attention.
     ///
     /// # Errors
     /// A model that the kernels are not written for, and those of [`MemoryPlan::new`].
@@ -51,7 +64,7 @@ impl MemoryPlan {
         context: Context,
         short: usize,
         state_limit: u64,
-    ) -> Result<(MemoryPlan, Vec<(Shape, Plan)>), MetalError> {
+    ) -> Result<Planned, MetalError> {
         let geometry = &weights.geometry;
         sources::check(geometry)?;
         packing::check_formats(weights).map_err(MetalError::Model)?;
@@ -60,16 +73,21 @@ impl MemoryPlan {
         let most = match context {
             Context::Exactly(tokens) | Context::AtMost(tokens) => tokens,
         };
-        let workspace = program::workspace_bytes(&plans) + (SLOTS * Slot::<D>::bytes(most)) as u64;
         let (_, widest) = plans.last().expect("there is a plan for every bucket");
-        let parts = [weights::bytes(widest), workspace];
-        let (info, sizes) = (device.info(), Sizes::new(geometry));
-        let memory = MemoryPlan::new(info, device.allocated(), parts, sizes, context, state_limit)?;
-        Ok((memory, plans))
+        let (info, sizes, allocated) = (device.info(), Sizes::new(geometry), device.allocated());
+        let weight_bytes = weights::bytes(widest);
+        let room = MemoryPlan::prompt_room(info, allocated, weight_bytes);
+        let prompt_plans = program::prompt_plans(weights, info, room);
+        let prompt_rows = prompt_plans.iter().map(|(shape, _)| shape.rows).max().unwrap_or(0);
+        let workspace = program::workspace_bytes(plans.iter().chain(&prompt_plans).map(|(_, plan)| plan))
+            + (SLOTS * Slot::<D>::bytes(most, prompt_rows)) as u64;
+        let parts = [weight_bytes, workspace];
+        let memory = MemoryPlan::new(info, allocated, parts, prompt_rows, sizes, context, state_limit)?;
+        Ok(Planned { memory, plans, prompt_plans })
     }
 
     /// The plan for `context` tokens, or for as many as there is room for where less will do, on a device that holds
-    /// `allocated` bytes already. Sequences and snapshots may take `state_limit`.
+    /// `allocated` bytes already. Sequences and snapshots may take `state_limit`; a pass takes `prompt_rows` tokens of a prompt.
     ///
     /// # Errors
     /// [`MetalError::TooSmall`] where one sequence of that length does not fit beside the weights.
@@ -77,6 +95,7 @@ impl MemoryPlan {
         info: &DeviceInfo,
         allocated: u64,
         [weights, workspace]: [u64; 2],
+        prompt_rows: usize,
         sizes: Sizes,
         context: Context,
         state_limit: u64,
@@ -92,8 +111,8 @@ impl MemoryPlan {
                 (tokens.min(room.max(1)), room > 0)
             }
         };
-        let plan =
-            MemoryPlan { context, weights, workspace, sequence: sizes.sequence(context) as u64, state, free };
+        let sequence = sizes.sequence(context) as u64;
+        let plan = MemoryPlan { context, weights, workspace, prompt_rows, sequence, state, free };
         if fits {
             return Ok(plan);
         }
@@ -105,6 +124,13 @@ impl MemoryPlan {
             parts: plan.parts(),
             advice: advice(info.memory, needed),
         })
+    }
+
+    /// Bytes that the passes of prompts may hand to each other beside `weights` bytes of weights, on a device that holds `allocated`
+    /// bytes already: a part of what sequences and snapshots would have otherwise.
+    pub fn prompt_room(info: &DeviceInfo, allocated: u64, weights: u64) -> u64 {
+        const PART: u64 = 8;
+        info.working_set.saturating_sub(allocated + weights + LEFT) / PART
     }
 
     fn parts(&self) -> String {
@@ -140,10 +166,11 @@ impl fmt::Display for MemoryPlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{}; {} for all sequences and snapshots together; macOS lets the GPU keep {}",
+            "{}; {} for all sequences and snapshots together; macOS lets the GPU keep {}; prompts are read {} tokens at a time",
             self.parts(),
             gb(self.state),
-            gb(self.free)
+            gb(self.free),
+            self.prompt_rows
         )
     }
 }
@@ -170,7 +197,7 @@ mod tests {
             page_bytes: 16 << 10,
         };
         let sizes = Sizes::new(&Geometry::qwen3_6_35b_a3b());
-        MemoryPlan::new(&info, 0, [19_510_000_000, 200 << 20], sizes, context, u64::MAX)
+        MemoryPlan::new(&info, 0, [19_510_000_000, 200 << 20], 2048, sizes, context, u64::MAX)
     }
 
     #[test]

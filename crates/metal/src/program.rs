@@ -7,6 +7,7 @@ use lily_gpu::decode::{self, MAX_ROWS, SPANS, Shape};
 use lily_gpu::layout::PAGE_TOKENS;
 use lily_gpu::memory::shared_buffers;
 use lily_gpu::plan::{Arg, BufferId, Plan, Role};
+use lily_gpu::prefill::metal::{self, PASSES};
 use lily_gpu::stage::Stage;
 use lily_gpu::target::Target;
 use lily_model::geometry::Geometry;
@@ -37,15 +38,40 @@ pub fn plans(weights: &Weights, info: &DeviceInfo, short: usize) -> Vec<(Shape, 
     shapes.map(|shape| (shape, decode::record(weights, target, shape))).collect()
 }
 
+/// The plans of prompts, the longer ones left out whose kernels would hand each other more than `room` bytes; for greedy
+/// tokens and for tokens as requests ask.
+pub fn prompt_plans(weights: &Weights, info: &DeviceInfo, room: u64) -> Vec<(Shape, Plan)> {
+    let target = Target::Metal { cores: info.cores };
+    let shapes = PASSES.into_iter().flat_map(|rows| {
+        let context = weights.geometry.max_context.max(rows);
+        [false, true].map(|sampled| Shape { rows, context, sampled })
+    });
+    let plans = shapes.map(|shape| (shape, metal::record(weights, target, shape)));
+    let fits = |(shape, plan): &(Shape, Plan)| shape.rows == PASSES[0] || workspace_bytes([plan]) <= room;
+    plans.take_while(fits).collect()
+}
+
 /// Bytes of what the plans' kernels hand to each other.
-pub fn workspace_bytes(plans: &[(Shape, Plan)]) -> u64 {
-    shared_buffers(plans.iter().map(|(_, plan)| plan), &[Role::Activations]).values().sum()
+pub fn workspace_bytes<'a>(plans: impl IntoIterator<Item = &'a Plan>) -> u64 {
+    shared_buffers(plans, &[Role::Activations]).values().sum()
+}
+
+/// What a pass is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Work {
+    /// A step of decode: at most [`MAX_ROWS`] rows, whose longest context is [`Shape::context`] after it.
+    Step(Shape),
+    /// At most [`Programs::prompt_rows`] tokens of a prompt, which has [`Shape::context`] positions then.
+    Prompt(Shape),
 }
 
 /// All that turns a step into a pass.
 #[derive(Debug)]
 pub struct Programs<D: Device> {
+    /// Those of decode, then those of prompts.
     plans: Vec<(Shape, Plan)>,
+    /// How many are of decode.
+    steps: usize,
     pipelines: HashMap<&'static str, D::Pipeline>,
     workspace: HashMap<String, D::Buffer>,
     weights: Loaded<D::Buffer>,
@@ -83,9 +109,12 @@ impl<D: Device> Programs<D> {
     pub fn new(
         device: &D,
         geometry: &Geometry,
-        plans: Vec<(Shape, Plan)>,
+        mut plans: Vec<(Shape, Plan)>,
+        prompt_plans: Vec<(Shape, Plan)>,
         weights: Loaded<D::Buffer>,
     ) -> Result<Programs<D>, MetalError> {
+        let steps = plans.len();
+        plans.extend(prompt_plans);
         let libraries = compile(device, geometry)?;
         let mut pipelines: HashMap<&'static str, D::Pipeline> = HashMap::new();
         for dispatch in plans.iter().flat_map(|(_, plan)| &plan.dispatches) {
@@ -103,7 +132,7 @@ impl<D: Device> Programs<D> {
             .map(|(name, bytes)| Ok((name.to_owned(), device.allocate(name, bytes as usize)?)))
             .collect::<Result<_, DeviceError>>()?;
         let (geometry, recorded) = (geometry.clone(), HashMap::new());
-        Ok(Programs { plans, pipelines, workspace, weights, geometry, recorded, pools: None })
+        Ok(Programs { plans, steps, pipelines, workspace, weights, geometry, recorded, pools: None })
     }
 
     /// Where the weights lie.
@@ -116,16 +145,26 @@ impl<D: Device> Programs<D> {
         self.workspace.get(name)
     }
 
-    /// The plan for a step of at most [`MAX_ROWS`] rows, whose longest context is [`Shape::context`] after it.
-    pub fn plan(&self, step: Shape) -> &Plan {
-        &self.plans[self.index(step)].1
+    /// The most tokens of a prompt that a pass takes.
+    pub fn prompt_rows(&self) -> usize {
+        self.plans[self.steps..].iter().map(|(shape, _)| shape.rows).max().unwrap_or(0)
     }
 
-    fn index(&self, step: Shape) -> usize {
-        let fits = |(shape, _): &(Shape, Plan)| {
-            step.rows <= shape.rows && step.context <= shape.context && step.sampled == shape.sampled
+    /// The plan for `work`.
+    pub fn plan(&self, work: Work) -> &Plan {
+        &self.plans[self.index(work)].1
+    }
+
+    /// The first plan that has room, or else the largest.
+    fn index(&self, work: Work) -> usize {
+        let (first, end, Shape { rows, context, sampled }) = match work {
+            Work::Step(shape) => (0, self.steps, shape),
+            Work::Prompt(shape) => (self.steps, self.plans.len(), shape),
         };
-        self.plans.iter().position(fits).unwrap_or(self.plans.len() - 1)
+        let fits = |(shape, _): &(Shape, Plan)| {
+            rows <= shape.rows && context <= shape.context && sampled == shape.sampled
+        };
+        self.plans[first..end].iter().position(fits).map_or(end - 1, |place| first + place)
     }
 
     /// The dispatches of that plan, for a slot, with the pools where they are now.
@@ -134,7 +173,7 @@ impl<D: Device> Programs<D> {
     /// A plan that names what nobody has.
     pub fn dispatches(
         &mut self,
-        step: Shape,
+        work: Work,
         place: &StepPlace<'_, D>,
     ) -> Result<&[Dispatch<D>], DeviceError> {
         let pools = place.store.pools();
@@ -142,7 +181,7 @@ impl<D: Device> Programs<D> {
             self.recorded.clear();
             self.pools = Some(pools.clone());
         }
-        let key = (self.index(step), place.number);
+        let key = (self.index(work), place.number);
         let recorded = match self.recorded.remove(&key) {
             Some(recorded) => recorded,
             None => self.record(&self.plans[key.0].1, place.slot, &pools)?,

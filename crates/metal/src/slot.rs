@@ -2,6 +2,7 @@
 
 use lily_gpu::decode::MAX_ROWS;
 use lily_gpu::layout::PAGE_TOKENS;
+use lily_gpu::prompt::PromptLayout;
 use lily_gpu::step::StepLayout;
 
 use crate::device::{Buffer, Device, Transfer};
@@ -16,23 +17,25 @@ const RECIPES_AT: usize = TOKENS_AT + (MAX_ROWS * size_of::<u32>()).next_multipl
 /// Where the table of pages is, a u32 each.
 const TABLE_AT: usize = RECIPES_AT + (MAX_ROWS * size_of::<u32>()).next_multiple_of(ALIGNMENT);
 
-/// The step block, the sampled tokens, the numbers of recipes and pages, and logits where they are wanted.
+/// The step block, the sampled tokens, the numbers of recipes and pages, a prompt block, and logits where they are wanted.
 #[derive(Debug)]
 pub struct Slot<D: Device> {
     shared: D::Buffer,
+    /// Where the prompt block is.
+    prompt_at: usize,
     logits: Option<D::Buffer>,
 }
 
 impl<D: Device> Slot<D> {
-    /// A slot for sequences of at most `context` tokens.
-    pub fn new(device: &D, context: usize) -> Result<Slot<D>, DeviceError> {
-        let shared = device.allocate("step", Self::bytes(context))?;
-        Ok(Slot { shared, logits: None })
+    /// A slot for sequences of at most `context` tokens, and passes over `prompt_rows` tokens of a prompt.
+    pub fn new(device: &D, context: usize, prompt_rows: usize) -> Result<Slot<D>, DeviceError> {
+        let shared = device.allocate("step", Self::bytes(context, prompt_rows))?;
+        Ok(Slot { shared, prompt_at: prompt_at(context), logits: None })
     }
 
     /// Bytes of a slot without logits.
-    pub fn bytes(context: usize) -> usize {
-        TABLE_AT + MAX_ROWS * context.div_ceil(PAGE_TOKENS).max(1) * size_of::<u32>()
+    pub fn bytes(context: usize, prompt_rows: usize) -> usize {
+        prompt_at(context) + PromptLayout::bytes(prompt_rows)
     }
 
     /// Where the plan's buffer `name` lies.
@@ -42,6 +45,7 @@ impl<D: Device> Slot<D> {
             "tokens" => TOKENS_AT,
             "row_recipes" => RECIPES_AT,
             "page_table" => TABLE_AT,
+            "prompt" => self.prompt_at,
             _ => return None,
         };
         Some((&self.shared, offset))
@@ -55,6 +59,11 @@ impl<D: Device> Slot<D> {
             let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
             self.shared.write(at, &bytes);
         }
+    }
+
+    /// Writes a prompt block down.
+    pub fn write_prompt(&self, block: &[u8]) {
+        self.shared.write(self.prompt_at, block);
     }
 
     /// Makes room for `bytes` of logits.
@@ -84,6 +93,12 @@ impl<D: Device> Slot<D> {
         let bytes = read(logits, 0, count * size_of::<f32>());
         bytes.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()
     }
+}
+
+/// Where the prompt block is, behind the table of pages.
+fn prompt_at(context: usize) -> usize {
+    let table = MAX_ROWS * context.div_ceil(PAGE_TOKENS).max(1) * size_of::<u32>();
+    (TABLE_AT + table).next_multiple_of(ALIGNMENT)
 }
 
 fn read<B: Buffer>(buffer: &B, offset: usize, bytes: usize) -> Vec<u8> {

@@ -19,13 +19,14 @@ const SIMD: usize = 32;
 const MOST_INPUTS: usize = 4096;
 
 /// What the kernels include.
-const HEADERS: [(&str, &str); 6] = [
+const HEADERS: [(&str, &str); 7] = [
     ("attention.h", include_str!("../kernels/attention.h")),
     ("choice.h", include_str!("../kernels/choice.h")),
     ("common.h", include_str!("../kernels/common.h")),
     ("float64.h", include_str!("../kernels/float64.h")),
     ("gemm.h", include_str!("../kernels/gemm.h")),
     ("product.h", include_str!("../kernels/product.h")),
+    ("prompt.h", include_str!("../kernels/prompt.h")),
 ];
 
 /// The file of a stage: its name and its text.

@@ -17,7 +17,7 @@ use lily_model::checkpoint::Checkpoint;
 use lily_model::weights::Weights;
 
 const GIB: u64 = 1 << 30;
-/// Tokens of a prompt: several passes and pages, and not a whole number of either.
+/// Tokens of a prompt: several pages, and not a whole number of them.
 const PROMPT: usize = 150;
 
 fn demo() -> Weights {
@@ -159,8 +159,10 @@ fn a_call_that_fails_in_its_middle_closes_the_sequence() {
     let device = Hollow::new(8 * GIB, 2 * GIB);
     let mut backend = open(&device, GIB);
     let a = backend.open(None).unwrap();
-    device.fail_submission(2, gone());
-    backend.extend(a, &prompt(PROMPT), Want::Token).unwrap_err();
+    // One token more than a pass takes.
+    let tokens = prompt(backend.prefill_chunks().alone + 1);
+    device.fail_submission(1, gone());
+    backend.extend(a, &tokens, Want::Token).unwrap_err();
     assert!(matches!(backend.length(a), Err(BackendError::Unknown(_))));
     assert_eq!(backend.memory().used, 0);
 }

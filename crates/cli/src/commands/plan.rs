@@ -9,7 +9,7 @@ use lily_gpu::dot::Dot;
 use lily_gpu::layout::KV_ELEMENT_BYTES;
 use lily_gpu::operations::Tokens;
 use lily_gpu::plan::Plan;
-use lily_gpu::prefill;
+use lily_gpu::prefill::{cuda, metal};
 use lily_gpu::report::{Estimates, PromptTable, Summary};
 use lily_gpu::roofline::Tally;
 use lily_gpu::target::Target;
@@ -85,20 +85,20 @@ fn prompt(
     };
     match args.backend {
         GpuKind::Cuda => pass(args, name, weights, Tokens { seen, count: tokens, heads: 0 }),
-        GpuKind::Metal => steps(args, name, weights, seen, tokens),
+        GpuKind::Metal => passes(args, name, weights, seen, tokens),
     }
 }
 
 /// Prints a pass of CUDA's program for prompts.
 fn pass(args: &PlanArgs, name: &str, weights: &Weights, tokens: Tokens) -> anyhow::Result<()> {
     let Tokens { seen, count, .. } = tokens;
-    let most = prefill::MOST_ROWS;
+    let most = cuda::MOST_ROWS;
     if count > most {
         bail!(
             "--prefill {count} is more than the {most} tokens of a pass; ask for less, and with --context for a later pass"
         );
     }
-    let plan = prefill::record(weights, Shape { rows: count, context: seen + count, sampled: false });
+    let plan = cuda::record(weights, Shape { rows: count, context: seen + count, sampled: false });
     write_dot(args, &plan)?;
     let tally = Tally::pass(&plan, weights, tokens);
     let mut out = std::io::stdout().lock();
@@ -122,26 +122,25 @@ fn pass(args: &PlanArgs, name: &str, weights: &Weights, tokens: Tokens) -> anyho
     Ok(())
 }
 
-/// Prints a prompt in steps of decode, as Metal reads it.
-fn steps(args: &PlanArgs, name: &str, weights: &Weights, seen: usize, count: usize) -> anyhow::Result<()> {
+/// Prints a prompt in passes of Metal's program for prompts.
+fn passes(args: &PlanArgs, name: &str, weights: &Weights, seen: usize, count: usize) -> anyhow::Result<()> {
     let target = Target::APPLE_MAX;
-    let shape = Shape { rows: count.min(MAX_ROWS), context: seen + count, sampled: false };
-    write_dot(args, &decode::record(weights, target, shape))?;
-    let tally = Tally::steps(weights, target, seen, count);
-    let number = count.div_ceil(MAX_ROWS);
-    let steps = if number == 1 { "step" } else { "steps" };
+    let most = metal::PASSES[metal::PASSES.len() - 1];
+    let shape = Shape { rows: count.min(most), context: seen + count, sampled: false };
+    write_dot(args, &metal::record(weights, target, shape))?;
+    let tally = Tally::prompt(weights, target, seen, count, most);
+    let number = count.div_ceil(most);
+    let passes = if number == 1 { "pass" } else { "passes" };
     let mut out = std::io::stdout().lock();
     writeln!(out, "{name}: {count} tokens of a prompt after {seen} others, {target}")?;
     writeln!(
         out,
-        "Metal has no program for prompts: they go through decode's kernels, up to {MAX_ROWS} tokens a step."
-    )?;
-    writeln!(
-        out,
-        "{number} {steps} of {} kernels in all, {} of them in the longest dependent chain\n",
+        "{number} {passes} of at most {most} tokens, {} kernels in all, {} of them in the longest dependent chain",
         tally.all().kernels,
         tally.chain
     )?;
+    let (dense, experts) = metal::block_rows(&weights.geometry, shape.rows);
+    writeln!(out, "Blocks of {dense} rows in dense products, of {experts} in those of the experts\n")?;
     let newest: &Chip = &APPLE[APPLE.len() - 1];
     write!(out, "{}", PromptTable { tally: &tally, chip: newest })?;
     write!(out, "\n{}", Estimates { tally: &tally, chips: &APPLE })?;

@@ -15,6 +15,7 @@ use lily_gpu::layout::PAGE_TOKENS;
 use lily_gpu::memory::Context;
 use lily_gpu::stage::Stage;
 use lily_metal::device::Device;
+use lily_metal::program::Work;
 use lily_metal::{MetalBackend, MetalOptions};
 use lily_model::chat_template::ChatInput;
 use lily_model::checkpoint::Checkpoint;
@@ -359,7 +360,7 @@ pub fn a_timed_step_gives_what_a_step_gives<D: Device>(device: &D) {
     let kernels: usize = times.iter().map(|time| time.kernels).sum();
     assert_eq!(
         kernels,
-        backend.programs().plan(Shape { rows: 1, context: 6, sampled: false }).dispatches.len()
+        backend.programs().plan(Work::Step(Shape { rows: 1, context: 6, sampled: false })).dispatches.len()
     );
     assert!(times.iter().all(|time| time.seconds > 0.0), "{times:?}");
 }

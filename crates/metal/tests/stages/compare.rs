@@ -2,11 +2,13 @@
 //!
 //! Before a stage its inputs are read back, after it its outputs; the f32 form is given the same inputs. So an error shows
 //! in the stage that makes it, and nowhere else.
+//!
+//! Products of a prompt round their inputs (`kernels/gemm.h`). The f32 form then is given the inputs as they are rounded there, so that what a
+//! stage may differ stays that of sums in another order; what the rounding itself costs is another test's (`tests/emulator/gemm.rs`).
 
-use lily_cpu::plain::{norm_rows, project, rms_norm_in_place};
+use lily_cpu::plain::{norm_rows, project, rms_norm_in_place, sigmoid};
 use lily_cpu::stages::{
-    attn_core, attn_in, attn_out, delta_core, delta_in, delta_out, embed, head, moe_down, moe_route, moe_up,
-    sample,
+    attn_core, attn_in, attn_out, delta_core, delta_out, embed, head, moe_down, moe_route, moe_up, sample,
 };
 use lily_model::weights::{AttentionWeights, DeltaWeights, LayerWeights, Matrix, Mixer, Weights};
 
@@ -18,8 +20,9 @@ const ROUNDING: f32 = 1e-5;
 const HALF: f32 = 1e-3;
 
 /// Runs the pass that `gpu` was told of and compares each stage; panics where one differs. `case` is for messages.
-pub fn stages(gpu: &mut Gpu, weights: &Weights, case: &str) {
-    let mut trace = Trace { gpu, weights, case };
+/// `router` changes the router's logits, `[rows, experts]`, before anyone reads them.
+pub fn stages(gpu: &mut Gpu, weights: &Weights, case: &str, router: Option<Router>) {
+    let mut trace = Trace { gpu, weights, case, router };
     trace.embed();
     for (index, layer) in weights.layers.iter().enumerate() {
         match &layer.mixer {
@@ -31,10 +34,29 @@ pub fn stages(gpu: &mut Gpu, weights: &Weights, case: &str) {
     trace.head();
 }
 
+/// See [`stages`].
+pub type Router = fn(row: usize, expert: usize, logit: f32) -> f32;
+
+/// Inputs that share a power of two in a prompt's products, and what the largest of them becomes, at most.
+const GROUP: usize = 64;
+const LARGEST_BITS: i32 = 11;
+
+/// Inputs as a prompt's products round them: to multiples of a power of two for each group, which makes the largest 1,024 to 2,048 of them.
+fn rounded(x: &[f32]) -> Vec<f32> {
+    let group = |group: &[f32]| {
+        let largest = group.iter().fold(0f32, |most, x| most.max(x.abs()));
+        let exponent = (largest.to_bits() >> 23) as i32 - 127;
+        let power = 2f32.powi((exponent - LARGEST_BITS + 1).max(-126));
+        group.iter().map(|x| (x / power).round_ties_even() * power).collect::<Vec<f32>>()
+    };
+    x.chunks_exact(GROUP).flat_map(group).collect()
+}
+
 struct Trace<'a> {
     gpu: &'a mut Gpu,
     weights: &'a Weights,
     case: &'a str,
+    router: Option<Router>,
 }
 
 /// Columns `from..from + width` of rows that are `stride` wide.
@@ -56,6 +78,25 @@ impl Trace<'_> {
         }
     }
 
+    /// What a product multiplies where it is given `x`.
+    fn multiplied(&self, x: &[f32]) -> Vec<f32> {
+        if self.gpu.is_prompt { rounded(x) } else { x.to_vec() }
+    }
+
+    /// The same of the norm of `x`, whose `1 / rms` a prompt's products apply afterwards.
+    fn normed(&self, x: &[f32], weight: &[f32]) -> Vec<f32> {
+        if !self.gpu.is_prompt {
+            return norm_rows(x, weight, self.eps());
+        }
+        let row = |row: &[f32]| {
+            let squares: f64 = row.iter().map(|x| f64::from(*x) * f64::from(*x)).sum();
+            let inverse = (squares / row.len() as f64 + f64::from(self.eps())).sqrt().recip() as f32;
+            let weighted: Vec<f32> = row.iter().zip(weight).map(|(x, weight)| x * weight).collect();
+            rounded(&weighted).into_iter().map(|x| x * inverse).collect::<Vec<f32>>()
+        };
+        x.chunks_exact(weight.len()).flat_map(row).collect()
+    }
+
     fn eps(&self) -> f32 {
         self.weights.geometry.rms_eps
     }
@@ -69,11 +110,12 @@ impl Trace<'_> {
     }
 
     fn head(&mut self) {
-        let (rows, x, vocab) = (self.gpu.rows(), self.gpu.x(), self.weights.geometry.vocab);
+        let (rows, x, vocab) = (self.gpu.head_rows(), self.gpu.x(), self.weights.geometry.vocab);
+        let x = &x[x.len() - rows * self.weights.geometry.hidden..];
         self.gpu.until("sample");
         let mut expected = vec![0.0; rows * vocab];
         let weights = self.weights;
-        head::reference(&weights.lm_head.view(), &weights.norm, self.eps(), &x, &mut expected);
+        head::reference(&weights.lm_head.view(), &weights.norm, self.eps(), x, &mut expected);
         let logits = self.gpu.floats("logits", rows * vocab);
         self.compare("head", &logits, &expected, ROUNDING);
         let greedy: Vec<u32> = logits.chunks_exact(vocab).map(sample::greedy).collect();
@@ -98,12 +140,11 @@ impl Trace<'_> {
         let before = self.gpu.states(index);
         self.gpu.until("delta_in");
         let found = self.projections(rows, matrices);
-        let mut expected = matrices.map(|matrix| vec![0.0; rows * matrix.rows]);
-        let [qkv, z, b, a] = &mut expected;
-        let out = delta_in::Projections { qkv, z, b, a };
-        delta_in::reference(mixer, &layer.input_norm, self.eps(), &x, out);
-        for (found, expected) in found.iter().zip(&expected) {
-            self.compare("delta_in", found, expected, ROUNDING);
+        let normed = self.normed(&x, &layer.input_norm);
+        for (found, matrix) in found.iter().zip(matrices) {
+            let mut expected = vec![0.0; rows * matrix.rows];
+            project(&matrix.view(), &normed, &mut expected);
+            self.compare("delta_in", found, &expected, ROUNDING);
         }
 
         self.gpu.until("delta_core");
@@ -116,7 +157,7 @@ impl Trace<'_> {
 
         self.gpu.until("delta_out");
         let mut expected = x;
-        delta_out::reference(mixer, &core, &mut expected);
+        delta_out::reference(mixer, &self.multiplied(&core), &mut expected);
         self.compare("delta_out", &self.gpu.x(), &expected, ROUNDING);
         for ((_, found), (_, expected)) in self.gpu.states(index).iter().zip(&states) {
             assert_eq!(found, expected, "delta_out's tails, {}", self.case);
@@ -150,7 +191,7 @@ impl Trace<'_> {
         let matrices = [&mixer.q_proj, &mixer.k_proj, &mixer.v_proj];
         self.gpu.until("attn_in");
         let found = self.projections(rows, matrices);
-        let normed = norm_rows(&x, &layer.input_norm, self.eps());
+        let normed = self.normed(&x, &layer.input_norm);
         for (found, matrix) in found.iter().zip(matrices) {
             let mut expected = vec![0.0; rows * matrix.rows];
             project(&matrix.view(), &normed, &mut expected);
@@ -164,7 +205,7 @@ impl Trace<'_> {
 
         self.gpu.until("attn_out");
         let mut expected = x;
-        attn_out::reference(mixer, &mixed, &mut expected);
+        attn_out::reference(mixer, &self.multiplied(&mixed), &mut expected);
         self.compare("attn_out", &self.gpu.x(), &expected, ROUNDING);
     }
 
@@ -219,17 +260,39 @@ impl Trace<'_> {
         let mut factors = vec![0.0; rows];
         let (norm, eps) = (&layer.post_norm, self.eps());
         moe_route::reference(moe, &layer.moe, norm, eps, &x, &mut normed, &mut choices, &mut factors);
+        if self.gpu.is_prompt {
+            normed = self.normed(&x, &layer.post_norm);
+            project(&layer.moe.shared_expert_gate.view(), &normed, &mut factors);
+            factors.iter_mut().for_each(|factor| *factor = sigmoid(*factor));
+        }
         self.gpu.until("moe_route");
         let stride = (moe.experts + 1).next_multiple_of(16);
         let logits = columns(&self.gpu.floats("router", rows * stride), stride, 0, moe.experts);
         let mut expected = vec![0.0; rows * moe.experts];
         project(&layer.moe.gate.view(), &normed, &mut expected);
         self.compare("moe_route", &logits, &expected, ROUNDING);
-        let packed = self.gpu.floats("packed", normed.len());
-        self.compare("moe_route's inputs of the experts", &packed, &normed, ROUNDING);
+        if !self.gpu.is_prompt {
+            let packed = self.gpu.floats("packed", normed.len());
+            self.compare("moe_route's inputs of the experts", &packed, &normed, ROUNDING);
+        }
+        let logits = match self.router {
+            None => logits,
+            Some(router) => {
+                let mut all = self.gpu.floats("router", rows * stride);
+                for (row, all) in all.chunks_exact_mut(stride).enumerate() {
+                    all[..moe.experts]
+                        .iter_mut()
+                        .enumerate()
+                        .for_each(|(expert, logit)| *logit = router(row, expert, *logit));
+                }
+                self.gpu.write("router", &all);
+                columns(&all, stride, 0, moe.experts)
+            }
+        };
 
         self.gpu.until("moe_up");
-        let words = self.gpu.words(&format!("choices.{index}"), rows * 32);
+        let choice = if self.gpu.is_prompt { "choice".to_owned() } else { format!("choices.{index}") };
+        let words = self.gpu.words(&choice, rows * 32);
         for (row, words) in words.chunks_exact(32).enumerate() {
             // The choice is that of the logits which the router left; the plain form has others by rounding.
             let of_row = row * moe.top_k..(row + 1) * moe.top_k;
@@ -251,9 +314,9 @@ impl Trace<'_> {
         self.compare("moe_up", &found_routed, &routed, ROUNDING);
         self.compare("moe_route's shared expert", &found_shared, &shared, ROUNDING);
 
-        self.gpu.until(if rows == 1 { "moe_down" } else { "moe_sum" });
+        self.gpu.until(if rows == 1 || self.gpu.is_prompt { "moe_down" } else { "moe_sum" });
         let mut expected = x;
-        let (routed, shared) = (&found_routed, &found_shared);
+        let (routed, shared) = (&self.multiplied(&found_routed), &self.multiplied(&found_shared));
         moe_down::reference(moe, &layer.moe, routed, shared, &choices, &factors, &mut expected);
         self.compare("moe_down", &self.gpu.x(), &expected, ROUNDING);
     }

@@ -4,12 +4,13 @@ use std::ops::Range;
 use std::time::Duration;
 
 use half::f16;
-use lily_gpu::decode::Shape;
+use lily_gpu::decode::{MAX_ROWS, Shape};
 use lily_gpu::layout::{KV_ELEMENT_BYTES, PAGE_TOKENS};
+use lily_gpu::prompt::{self, PromptLayout};
 use lily_gpu::step::{self, Segment, StepLayout};
 use lily_metal::device::{Buffer, Completion, Device, Dispatch, Pass};
 use lily_metal::emulator::{Emulator, Options};
-use lily_metal::program::{self, Programs, StepPlace};
+use lily_metal::program::{self, Programs, StepPlace, Work};
 use lily_metal::reach::Reach;
 use lily_metal::sequence::Frozen;
 use lily_metal::slot::Slot;
@@ -17,6 +18,9 @@ use lily_metal::store::Store;
 use lily_metal::weights;
 use lily_model::geometry::{Geometry, LayerKind};
 use lily_model::weights::Weights;
+
+/// Bytes of what the passes of prompts hand to each other.
+const ROOM: u64 = 1 << 30;
 
 /// A sequence's part in the traced pass.
 pub struct Part {
@@ -49,6 +53,8 @@ pub struct Gpu {
     slot: Slot<Emulator>,
     /// The sequences of the traced pass.
     pub parts: Vec<Part>,
+    /// Whether it is one of a prompt.
+    pub is_prompt: bool,
     /// Dispatches of it that have run.
     done: usize,
 }
@@ -59,11 +65,13 @@ impl Gpu {
         let device = Emulator::new(Options { seed, tracked: true }).unwrap();
         let plans = program::plans(weights, device.info(), short);
         let loaded = weights::load(&device, weights, &plans[0].1).unwrap();
-        let programs = Programs::new(&device, &weights.geometry, plans, loaded).unwrap();
+        let prompts = program::prompt_plans(weights, device.info(), ROOM);
+        let prompt_rows = prompts.last().unwrap().0.rows;
+        let programs = Programs::new(&device, &weights.geometry, plans, prompts, loaded).unwrap();
         let store = Store::new(&device, &weights.geometry, u64::MAX).unwrap();
-        let slot = Slot::new(&device, context).unwrap();
+        let slot = Slot::new(&device, context, prompt_rows).unwrap();
         let geometry = weights.geometry.clone();
-        Gpu { device, programs, geometry, store, slot, parts: Vec::new(), done: 0 }
+        Gpu { device, programs, geometry, store, slot, parts: Vec::new(), is_prompt: false, done: 0 }
     }
 
     /// A sequence that is to take `tokens` after `seen` others, of which nobody knows more than a state and a cache of
@@ -101,6 +109,7 @@ impl Gpu {
     /// Says what the next pass works on: all rows of `parts` go through the head.
     pub fn begin(&mut self, parts: Vec<Part>) {
         self.parts = parts;
+        self.is_prompt = false;
         self.done = 0;
         let (mut tables, mut firsts) = (Vec::new(), Vec::new());
         for part in &self.parts {
@@ -124,6 +133,34 @@ impl Gpu {
         self.slot.write(&block, &tables, &[]);
     }
 
+    /// Says that the next pass works on `part` as a prompt: as many of its last rows as may go through the head.
+    pub fn begin_prompt(&mut self, part: Part) {
+        let (state, position) = (u64::from(part.sequence.state().number()), part.position);
+        let heads = part.tokens.len().min(MAX_ROWS);
+        let skipped = part.tokens.len() - heads;
+        let last = Segment {
+            tokens: &part.tokens[skipped..],
+            position: (position + skipped) as u32,
+            state,
+            pages: 0,
+            sampled: u64::from(part.sequence.state().token()),
+        };
+        let mut block = vec![0; StepLayout::BYTES];
+        step::write(&mut block, &[last], &(0..heads as u32).collect::<Vec<_>>());
+        self.slot.write(&block, &part.sequence.pages().collect::<Vec<_>>(), &[]);
+        let mut block = vec![0; PromptLayout::bytes(part.tokens.len())];
+        prompt::write(&mut block, &part.tokens, position as u32, state, 0);
+        self.slot.write_prompt(&block);
+        self.parts = vec![part];
+        self.is_prompt = true;
+        self.done = 0;
+    }
+
+    /// Rows of the pass that go through the head: the last ones.
+    pub fn head_rows(&self) -> usize {
+        if self.is_prompt { self.rows().min(MAX_ROWS) } else { self.rows() }
+    }
+
     /// Rows of the pass.
     pub fn rows(&self) -> usize {
         self.parts.iter().map(|part| part.tokens.len()).sum()
@@ -144,8 +181,19 @@ impl Gpu {
         let context = self.parts.iter().map(|part| part.position + part.tokens.len()).max().unwrap();
         let rows = self.rows();
         let shape = Shape { rows, context, sampled: false };
-        let plan = self.programs.plan(shape);
-        let plain = |name: &'static str| name.trim_end_matches("_batch").trim_end_matches("_long");
+        let work = if self.is_prompt { Work::Prompt(shape) } else { Work::Step(shape) };
+        let plan = self.programs.plan(work);
+        let plain = |name: &'static str| {
+            let name = name.split("_prefill").next().unwrap_or(name);
+            name.trim_end_matches("_batch").trim_end_matches("_long")
+        };
+        // What a stage of a prompt ends with.
+        let kernel = match kernel {
+            "delta_core" if self.is_prompt => "delta_norm",
+            "attn_merge" if self.is_prompt => "attn_core",
+            "moe_down" if self.is_prompt => "moe_sum",
+            kernel => kernel,
+        };
         let more = plan.dispatches[self.done..].iter().position(|dispatch| plain(dispatch.kernel) == kernel);
         let end = self.done + more.unwrap_or_else(|| panic!("{kernel} is not ahead")) + 1;
         let mut reach = Reach::default();
@@ -153,7 +201,7 @@ impl Gpu {
             reach.add(&self.store, &part.sequence, part.tokens.len());
         }
         let place = StepPlace { number: 0, slot: &self.slot, store: &self.store, reach: &reach };
-        let dispatches = self.programs.dispatches(shape, &place).unwrap();
+        let dispatches = self.programs.dispatches(work, &place).unwrap();
         // What ran before needs no edge any more.
         let part: Vec<Dispatch<Emulator>> = dispatches[self.done..end]
             .iter()
@@ -197,6 +245,12 @@ impl Gpu {
     /// The first `count` numbers of a buffer of the plan.
     pub fn floats(&self, name: &str, count: usize) -> Vec<f32> {
         self.words(name, count).into_iter().map(f32::from_bits).collect()
+    }
+
+    /// Writes a buffer of the plan, from its first number on.
+    pub fn write(&self, name: &str, numbers: &[f32]) {
+        let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
+        self.programs.workspace(name).unwrap().write(0, &bytes);
     }
 
     /// The residual stream.

@@ -5,6 +5,7 @@
 
 mod compare;
 mod gpu;
+mod routing;
 
 use gpu::{Gpu, Random};
 use lily_model::checkpoint::Checkpoint;
@@ -62,7 +63,7 @@ fn check(weights: &Weights, seed: u64, short: usize, cases: &[(&str, &[Seen])]) 
     for (case, parts) in cases {
         let mut gpu = Gpu::new(weights, seed, short, CONTEXT);
         begin(&mut gpu, weights, parts);
-        compare::stages(&mut gpu, weights, &format!("{case}, seed {seed}"));
+        compare::stages(&mut gpu, weights, &format!("{case}, seed {seed}"), None);
     }
 }
 
@@ -110,4 +111,55 @@ fn a_row_has_the_same_bits_alone_in_a_batch_and_with_either_layout() {
     assert!(alone.1.iter().zip(states.chunks_exact(4)).all(|(alone, all)| *alone == all[0]));
     // A plan that has the long layout for everything.
     assert_eq!(alone, results(&weights, 1, &[(100, 1)], 8));
+}
+
+/// A chunk of a prompt, `more` tokens after `seen` others.
+fn check_prompt(weights: &Weights, seed: u64, (seen, more): Seen, router: Option<compare::Router>) {
+    let mut gpu = Gpu::new(weights, seed, SHORT, CONTEXT);
+    let tokens: Vec<u32> = (seen..seen + more).map(|i| token(i, weights.geometry.vocab)).collect();
+    let part = gpu.sequence(seen, &tokens, &mut Random(seed));
+    gpu.begin_prompt(part);
+    compare::stages(&mut gpu, weights, &format!("{more} tokens after {seen}, seed {seed}"), router);
+}
+
+#[test]
+fn every_stage_of_a_prompt_is_the_plain_one_under_three_seeds() {
+    for (seed, seen) in [(1, (0, 33)), (2, (62, 5)), (3, (129, 1))] {
+        check_prompt(&demo(), seed, seen, None);
+    }
+}
+
+#[test]
+fn so_is_every_stage_of_a_prompt_with_the_full_models_widths() {
+    let (weights, _dir) = wide();
+    check_prompt(&weights, 4, (63, 3), None);
+}
+
+/// What no router of the demo leaves: every row has the same experts, and most experts have no row.
+fn skewed(_: usize, expert: usize, logit: f32) -> f32 {
+    if expert < 9 { logit + 100.0 - expert as f32 } else { logit }
+}
+
+#[test]
+fn products_are_right_where_all_tokens_choose_the_same_experts() {
+    check_prompt(&demo(), 5, (0, 20), Some(skewed));
+}
+
+#[test]
+fn tokens_are_sorted_by_expert_however_they_are_distributed() {
+    for (seed, rows, block_rows, logits) in [
+        (1, 1, 8, routing::none_on_most as routing::Logits),
+        (2, 33, 8, routing::all_on_the_same),
+        (3, 64, 16, routing::none_on_most),
+        (4, 70, 32, routing::no_preference),
+    ] {
+        routing::check(seed, true, rows, block_rows, logits);
+    }
+}
+
+#[test]
+fn thousands_of_tokens_are_sorted_by_expert() {
+    for (seed, logits) in [(1, routing::none_on_most as routing::Logits), (2, routing::all_on_the_same)] {
+        routing::check(seed, false, 4096, 64, logits);
+    }
 }

@@ -1,0 +1,433 @@
+//! Prefill on CUDA.
+//!
+//! A token gets the same bits here as in a decode step, so a prompt can be cut anywhere, and its ends can go through the
+//! other program. There is no head: the last token of a prompt, whose logits are wanted, goes through decode.
+//!
+//! Activations that meet quantized weights are rounded by a kernel before the product, once for all of its blocks
+//! ("packed"). A kernel's module says how many rows a block takes along y, and how many blocks there are along x where that
+//! depends on the model alone.
+
+use lily_model::cost::used_experts;
+use lily_model::geometry::{Geometry, LayerKind};
+use lily_model::weights::{LayerWeights, Weights};
+
+use crate::decode::{Shape, tile_bytes};
+use crate::layout::{KvLayout, StateLayout};
+use crate::packing::{self, Group};
+use crate::plan::{BufferId, Mode, Plan, Recorder, Recording, Role};
+use crate::prompt::PromptLayout;
+use crate::stage::Stage;
+use crate::target::{ACTIVATION_CHUNK_BYTES, CHUNK_INPUTS, Launch, TILE_ROWS};
+
+/// The most tokens that a pass takes.
+pub const MOST_ROWS: usize = 4096;
+/// Tiles of a matrix that a block of a product takes.
+pub const BLOCK_TILES: usize = 8;
+/// The most rows that a block of a product takes; an expert's last block has fewer.
+const MOST_BLOCK_ROWS: usize = 64;
+/// Tokens that a block chooses experts for, and that a block sorts.
+pub const SELECT_ROWS: usize = 8;
+/// See [`SELECT_ROWS`].
+pub const SORT_ROWS: usize = 128;
+/// The most positions that a block of attention takes.
+const ATTENTION_ROWS: usize = 8;
+/// Bytes of a packed row beside its chunks.
+const PACKED_ROW_BYTES: usize = 16;
+/// Words of a row's choice of experts, and of a run of slots of one expert.
+const CHOICE_WORDS: usize = 32;
+const RUN_WORDS: usize = 4;
+
+const F32: u64 = size_of::<f32>() as u64;
+const U32: u64 = size_of::<u32>() as u64;
+const BF16: u64 = 2;
+
+/// Threads that a plan says before a module does.
+const THREADS: u32 = 256;
+
+/// Bytes of a row of `inputs` inputs, rounded.
+fn packed_bytes(inputs: usize) -> u64 {
+    (inputs.div_ceil(CHUNK_INPUTS) * ACTIVATION_CHUNK_BYTES + PACKED_ROW_BYTES) as u64
+}
+
+/// Records the prefill of at most `shape.rows` tokens of one sequence, which has `shape.context` positions then.
+/// Only shapes and formats of `weights` are looked at.
+pub fn record(weights: &Weights, shape: Shape) -> Plan {
+    let mut pass = Pass::new(weights, shape);
+    pass.embed();
+    for (index, layer) in weights.layers.iter().enumerate() {
+        match weights.geometry.layers[index] {
+            LayerKind::Delta => pass.delta(index, layer),
+            LayerKind::Attention => pass.attention(index, layer),
+        }
+        pass.experts(index, layer);
+    }
+    pass.recorder.finish()
+}
+
+/// What stages hand to each other; f32 where nothing else is said.
+struct Workspace {
+    prompt: BufferId,
+    /// Residual stream, `[rows, hidden]`.
+    x: BufferId,
+    /// `[rows, projections of the layer]`, each row a whole number of tiles.
+    projected: BufferId,
+    /// Queries, keys and values after the convolution, `[rows, conv_channels]`.
+    convolved: BufferId,
+    /// Of each query, what scales it to its length: `[rows, key_heads]`.
+    scales: BufferId,
+    /// Decay and write strength, `[rows, value_heads, 2]`.
+    gates: BufferId,
+    /// What the mixers leave, `[rows, width]`.
+    mixed: BufferId,
+    /// Rounded rows of the projections' inputs.
+    packed: BufferId,
+    /// Router logits and the shared expert's, `[rows, experts + 1]` in whole tiles.
+    router: BufferId,
+    /// u32 `[rows, CHOICE_WORDS]`.
+    choice: BufferId,
+    /// u32: tokens of each expert.
+    counts: BufferId,
+    /// u32 `[rows, top_k]`: which of its expert's tokens a row is.
+    places: BufferId,
+    /// u32 `[rows * (top_k + 1)]`: slots, sorted by expert.
+    sorted: BufferId,
+    /// u32: how many runs, then [`RUN_WORDS`] of each.
+    runs: BufferId,
+    /// `[rows, top_k + 1, expert_width]`, the shared expert last.
+    inner: BufferId,
+    /// The same, rounded.
+    packed_inner: BufferId,
+    /// `[rows, top_k + 1, hidden]`.
+    products: BufferId,
+    recurrent: BufferId,
+    tails: BufferId,
+    kv: BufferId,
+}
+
+struct Pass<'a> {
+    weights: &'a Weights,
+    geometry: &'a Geometry,
+    shape: Shape,
+    recorder: Recorder,
+    to: Workspace,
+    frequencies: BufferId,
+}
+
+impl<'a> Pass<'a> {
+    fn new(weights: &'a Weights, shape: Shape) -> Pass<'a> {
+        let geometry = &weights.geometry;
+        let Geometry { hidden, attention, delta, moe, .. } = geometry;
+        let rows = shape.rows as u64;
+        let mut recorder = Recorder::new();
+        let mut of =
+            |name: &str, bytes_a_row: u64| recorder.buffer(name, Role::Activations, rows * bytes_a_row);
+        let f32 = |width: usize| width as u64 * F32;
+        let tiled = |rows: usize| rows.next_multiple_of(TILE_ROWS);
+        let width = attention.heads * attention.head_dim;
+        let slots = moe.top_k + 1;
+        let projected = tiled(delta.conv_channels() + delta.value_width() + 2 * delta.value_heads)
+            .max(tiled(2 * width + 2 * attention.kv_heads * attention.head_dim));
+        let mixed = width.max(delta.value_width());
+        let x = of("x", f32(*hidden));
+        let projected = of("projected", f32(projected));
+        let convolved = of("convolved", f32(delta.conv_channels()));
+        let scales = of("query_scales", f32(delta.key_heads));
+        let gates = of("gates", f32(2 * delta.value_heads));
+        let packed = of("packed", packed_bytes(mixed.max(*hidden)));
+        let mixed = of("mixed", f32(mixed));
+        let router = of("router", f32(tiled(moe.experts + 1)));
+        let choice = of("choice", CHOICE_WORDS as u64 * U32);
+        let places = of("places", moe.top_k as u64 * U32);
+        let sorted = of("sorted", slots as u64 * U32);
+        let inner = of("inner", f32(slots * moe.expert_width));
+        let packed_inner = of("packed_inner", slots as u64 * packed_bytes(moe.expert_width));
+        let products = of("products", f32(slots * hidden));
+        // A block may take half as many rows as the most, on cards with less shared memory.
+        let runs = 1 + (shape.rows * slots).div_ceil(MOST_BLOCK_ROWS / 2) + moe.experts + 1;
+        let runs = recorder.buffer("runs", Role::Activations, (runs * RUN_WORDS) as u64 * U32);
+        let counts = recorder.buffer("counts", Role::Activations, moe.experts as u64 * U32);
+        let prompt = recorder.buffer("prompt", Role::Step, PromptLayout::bytes(shape.rows) as u64);
+        let (state, kv) = (StateLayout::new(geometry), KvLayout::new(geometry));
+        let delta_layers = geometry.count(LayerKind::Delta);
+        let attention_layers = geometry.count(LayerKind::Attention);
+        let recurrent =
+            recorder.buffer("recurrent", Role::State, (delta_layers * state.recurrent_bytes()) as u64);
+        let tails = recorder.buffer("tails", Role::State, (delta_layers * state.tail_bytes()) as u64);
+        let kv = (attention_layers * kv.position_bytes() * shape.context) as u64;
+        let kv = recorder.buffer("kv", Role::Kv, kv);
+        let frequencies = recorder.buffer("inv_freq", Role::Weights, (attention.rotary_dim / 2) as u64 * F32);
+        let to = Workspace {
+            prompt,
+            x,
+            projected,
+            convolved,
+            scales,
+            gates,
+            mixed,
+            packed,
+            router,
+            choice,
+            counts,
+            places,
+            sorted,
+            runs,
+            inner,
+            packed_inner,
+            products,
+            recurrent,
+            tails,
+            kv,
+        };
+        Pass { weights, geometry, shape, recorder, to, frequencies }
+    }
+
+    fn rows(&self) -> u32 {
+        self.shape.rows as u32
+    }
+
+    /// Bytes of `width` numbers a row.
+    fn floats(&self, width: usize) -> u64 {
+        (self.shape.rows * width) as u64 * F32
+    }
+
+    /// A dispatch that is told of the prompt.
+    fn dispatch(&mut self, kernel: &'static str, stage: Stage, layer: Option<usize>) -> Recording<'_> {
+        let prompt = self.to.prompt;
+        self.recorder.dispatch(kernel, stage, layer).reads(prompt)
+    }
+
+    fn embed(&mut self) {
+        let [group, _] = packing::outer_groups(self.weights);
+        let matrix = group.matrices[0].1;
+        let (data, pairs) = (matrix.data_bytes() as u64, 2 * matrix.groups() as u64 * BF16);
+        let rows = u64::from(self.rows());
+        let of_rows = |bytes: u64| rows * bytes / matrix.rows as u64;
+        let words = self.recorder.buffer("embed", Role::Weights, data);
+        let parameters = self.recorder.buffer("embed.pairs", Role::Weights, pairs);
+        let (x, grid) = (self.to.x, [self.rows(), 1, 1]);
+        self.dispatch("embed_prefill", Stage::Embed, None)
+            .reads_some(words, of_rows(data))
+            .reads_some(parameters, of_rows(pairs))
+            .writes(x)
+            .launch(Launch::plain(grid, THREADS))
+            .end();
+    }
+
+    /// The norm before a projection, rounded.
+    fn round(&mut self, stage: Stage, index: usize, layer: &LayerWeights, norm: &str) {
+        let norm = self.vector(index, layer, norm);
+        let (x, packed, grid) = (self.to.x, self.to.packed, [self.rows(), 1, 1]);
+        let bytes = u64::from(self.rows()) * packed_bytes(self.geometry.hidden);
+        self.dispatch("round_prefill", stage, Some(index))
+            .reads(norm)
+            .reads(x)
+            .writes_first(packed, bytes)
+            .launch(Launch::plain(grid, THREADS))
+            .end();
+    }
+
+    /// The product of a group with the packed rows, into `out`: added to where it is the residual stream.
+    fn dense(&mut self, stage: Stage, index: usize, group: &Group<'_>, out: BufferId) {
+        let matrix = self.matrix(index, group);
+        let inputs = group.matrices[0].1.cols;
+        let tiles = group.matrices.iter().map(|(_, matrix)| matrix.rows).sum::<usize>().div_ceil(TILE_ROWS);
+        let (packed, rows, adds) = (self.to.packed, self.rows(), out == self.to.x);
+        let (read, written) = (u64::from(rows) * packed_bytes(inputs), self.floats(tiles * TILE_ROWS));
+        let recording =
+            self.dispatch("dense_prefill", stage, Some(index)).reads(matrix).reads_first(packed, read);
+        let recording = if adds { recording.updates(out) } else { recording.writes_first(out, written) };
+        recording
+            .value(tiles as u32)
+            .value(inputs.div_ceil(CHUNK_INPUTS) as u32)
+            .value((tiles * TILE_ROWS) as u32)
+            .value(u32::from(adds))
+            .launch(Launch::plain([tiles.div_ceil(BLOCK_TILES) as u32, rows, 1], THREADS))
+            .end();
+    }
+
+    fn delta(&mut self, index: usize, layer: &LayerWeights) {
+        let groups = packing::groups(layer);
+        let delta = &self.geometry.delta;
+        let (rows, ordinal) = (self.rows(), self.ordinal(index));
+        let (projected, x) = (self.to.projected, self.to.x);
+        self.round(Stage::DeltaIn, index, layer, "input_norm");
+        self.dense(Stage::DeltaIn, index, &groups[0], projected);
+
+        let [conv, a_log, dt_bias, gated_norm] =
+            ["conv1d", "a_log", "dt_bias", "norm"].map(|name| self.vector(index, layer, name));
+        let Workspace { convolved, scales, gates, mixed, packed, recurrent, tails, .. } = self.to;
+        let state = StateLayout::new(self.geometry);
+        let of_layer = |bytes: usize| ordinal * bytes as u64..(ordinal + 1) * bytes as u64;
+        let (matrices, tail) = (of_layer(state.recurrent_bytes()), of_layer(state.tail_bytes()));
+        let (matrix_bytes, tail_bytes) = (state.recurrent_bytes() as u64, state.tail_bytes() as u64);
+        let projections: usize = groups[0].matrices.iter().map(|(_, matrix)| matrix.rows).sum();
+        let projected_bytes = self.floats(projections.next_multiple_of(TILE_ROWS));
+        let heads = (2 * delta.key_heads + delta.value_heads) as u32;
+        self.dispatch("delta_conv_prefill", Stage::DeltaCore, Some(index))
+            .reads_first(projected, projected_bytes)
+            .reads(conv)
+            .reads(a_log)
+            .reads(dt_bias)
+            .writes(convolved)
+            .writes(scales)
+            .writes(gates)
+            .reach(tails, tail.clone(), Mode::Read, tail_bytes)
+            .value(ordinal as u32)
+            .launch(Launch::plain([heads, rows, 1], THREADS))
+            .end();
+        let (mixed_bytes, width) = (self.floats(delta.value_width()), delta.value_width());
+        self.dispatch("delta_core_prefill", Stage::DeltaCore, Some(index))
+            .reads(convolved)
+            .reads(gates)
+            .reads_first(projected, projected_bytes)
+            .writes_first(mixed, mixed_bytes)
+            .reach(recurrent, matrices, Mode::Update, matrix_bytes)
+            .reach(tails, tail, Mode::Update, tail_bytes)
+            .value(ordinal as u32)
+            .launch(Launch::plain([delta.value_heads as u32, 1, 1], THREADS))
+            .end();
+        self.dispatch("delta_round_prefill", Stage::DeltaCore, Some(index))
+            .reads_first(mixed, mixed_bytes)
+            .reads(scales)
+            .reads_first(projected, projected_bytes)
+            .reads(gated_norm)
+            .writes_first(packed, u64::from(rows) * packed_bytes(width))
+            .launch(Launch::plain([rows, 1, 1], THREADS))
+            .end();
+        self.dense(Stage::DeltaOut, index, &groups[1], x);
+    }
+
+    fn attention(&mut self, index: usize, layer: &LayerWeights) {
+        let groups = packing::groups(layer);
+        let attention = &self.geometry.attention;
+        let (rows, ordinal) = (self.rows(), self.ordinal(index));
+        let (projected, x, frequencies) = (self.to.projected, self.to.x, self.frequencies);
+        self.round(Stage::AttnIn, index, layer, "input_norm");
+        self.dense(Stage::AttnIn, index, &groups[0], projected);
+
+        let [q_norm, k_norm] = ["q_norm", "k_norm"].map(|name| self.vector(index, layer, name));
+        let Workspace { mixed, packed, kv, .. } = self.to;
+        let projections: usize = groups[0].matrices.iter().map(|(_, matrix)| matrix.rows).sum();
+        let projected_bytes = self.floats(projections.next_multiple_of(TILE_ROWS));
+        let width = attention.heads * attention.head_dim;
+        let mixed_bytes = self.floats(width);
+        let position = KvLayout::new(self.geometry).position_bytes() as u64;
+        let all = position * self.shape.context as u64;
+        let (cache, new) = (ordinal * all..(ordinal + 1) * all, position * u64::from(rows));
+        let kv_heads = attention.kv_heads as u32;
+        self.dispatch("attn_kv_prefill", Stage::AttnCore, Some(index))
+            .reads_first(projected, projected_bytes)
+            .reads(k_norm)
+            .reads(frequencies)
+            .reach(kv, cache.end - new..cache.end, Mode::Write, new)
+            .value(ordinal as u32)
+            .launch(Launch::plain([kv_heads, rows, 1], THREADS))
+            .end();
+        self.dispatch("attn_core_prefill", Stage::AttnCore, Some(index))
+            .reads_first(projected, projected_bytes)
+            .reads(q_norm)
+            .reads(frequencies)
+            .writes_first(mixed, mixed_bytes)
+            .reach(kv, cache, Mode::Read, all)
+            .value(ordinal as u32)
+            .launch(Launch::plain([kv_heads, rows + ATTENTION_ROWS as u32, 1], THREADS))
+            .end();
+        self.dispatch("attn_round_prefill", Stage::AttnCore, Some(index))
+            .reads_first(mixed, mixed_bytes)
+            .writes_first(packed, u64::from(rows) * packed_bytes(width))
+            .launch(Launch::plain([rows, 1, 1], THREADS))
+            .end();
+        self.dense(Stage::AttnOut, index, &groups[1], x);
+    }
+
+    fn experts(&mut self, index: usize, layer: &LayerWeights) {
+        let groups = packing::groups(layer);
+        let [.., route, up, down] = &groups[..] else { unreachable!("every layer has experts") };
+        let (moe, hidden) = (&self.geometry.moe, self.geometry.hidden);
+        let rows = self.rows();
+        self.round(Stage::MoeRoute, index, layer, "post_norm");
+        let Workspace { x, packed, router, choice, counts, places, sorted, runs, .. } = self.to;
+        let Workspace { inner, packed_inner, products, .. } = self.to;
+        let packed_rows = u64::from(rows) * packed_bytes(hidden);
+        let route = self.matrix(index, route);
+        self.dispatch("moe_route_prefill", Stage::MoeRoute, Some(index))
+            .reads(route)
+            .reads_first(packed, packed_rows)
+            .writes(router)
+            .writes(counts)
+            .launch(Launch::plain([(moe.experts + 1).div_ceil(TILE_ROWS) as u32, rows, 1], THREADS))
+            .end();
+        self.dispatch("moe_select_prefill", Stage::MoeRoute, Some(index))
+            .reads(router)
+            .writes(choice)
+            .updates(counts)
+            .writes(places)
+            .launch(Launch::plain([rows.div_ceil(SELECT_ROWS as u32), 1, 1], THREADS))
+            .end();
+        self.dispatch("moe_sort_prefill", Stage::MoeRoute, Some(index))
+            .reads(choice)
+            .reads(counts)
+            .reads(places)
+            .writes(sorted)
+            .writes(runs)
+            .launch(Launch::plain([rows.div_ceil(SORT_ROWS as u32), 1, 1], THREADS))
+            .end();
+
+        // Every expert may leave a block partly filled.
+        let slots = self.shape.rows * (moe.top_k + 1);
+        let units = (slots + moe.experts * MOST_BLOCK_ROWS) as u32;
+        let used = used_experts(moe.experts, moe.top_k, self.shape.rows) / moe.experts as f64;
+        let [up, down] = [up, down].map(|group| {
+            let matrix = self.matrix(index, group);
+            (matrix, (used * self.recorder.bytes(matrix) as f64) as u64)
+        });
+        self.dispatch("moe_up_prefill", Stage::MoeUp, Some(index))
+            .reads_some(up.0, up.1)
+            .reads_first(packed, packed_rows)
+            .reads(sorted)
+            .reads(runs)
+            .writes(inner)
+            .launch(Launch::plain([1, units, 1], THREADS))
+            .end();
+        self.dispatch("moe_inner_prefill", Stage::MoeUp, Some(index))
+            .reads(inner)
+            .writes(packed_inner)
+            .launch(Launch::plain([rows, 1, 1], THREADS))
+            .end();
+        self.dispatch("moe_down_prefill", Stage::MoeDown, Some(index))
+            .reads_some(down.0, down.1)
+            .reads(packed_inner)
+            .reads(sorted)
+            .reads(runs)
+            .writes(products)
+            .launch(Launch::plain([1, units, 1], THREADS))
+            .end();
+        self.dispatch("moe_sum_prefill", Stage::MoeDown, Some(index))
+            .reads(products)
+            .reads(choice)
+            .updates(x)
+            .launch(Launch::plain([rows, 1, 1], THREADS))
+            .end();
+    }
+
+    /// Where layer `index` stands among those of its kind.
+    fn ordinal(&self, index: usize) -> u64 {
+        let layers = &self.geometry.layers;
+        layers[..index].iter().filter(|&&kind| kind == layers[index]).count() as u64
+    }
+
+    fn matrix(&mut self, index: usize, group: &Group<'_>) -> BufferId {
+        let bytes = |stacked: bool| {
+            let matrices = group.matrices.iter().map(|(_, matrix)| *matrix);
+            tile_bytes(matrices.filter(|matrix| (matrix.count > 1) == stacked))
+        };
+        let bytes = bytes(true) + bytes(false);
+        self.recorder.buffer(format!("layers.{index}.{}", group.name), Role::Weights, bytes)
+    }
+
+    fn vector(&mut self, index: usize, layer: &LayerWeights, name: &str) -> BufferId {
+        let vectors = packing::vectors(layer);
+        let elements = vectors.iter().find(|(known, _)| *known == name).map_or(0, |(_, vector)| vector.len());
+        self.recorder.buffer(format!("layers.{index}.{name}"), Role::Weights, elements as u64 * F32)
+    }
+}
