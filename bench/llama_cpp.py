@@ -5,7 +5,9 @@
 
 Each round measures both engines, and which comes first alternates. Every process finds its own weights in the
 page cache and the other's evicted, since the two files of 19.5 GB do not fit a machine of 24 GB together. How the
-cache is filled matters: see `warm`. Prints a Markdown table; `--json` also keeps every sample. Linux only.
+cache is filled matters: see `warm`. Where the system gives pages of the cache back although memory is free, as it does
+once that is in small pieces, `--memory DIR` has the weights in a file system in memory instead. Prints a Markdown table; `--json`
+also keeps every sample. Linux only.
 """
 
 import argparse
@@ -15,6 +17,7 @@ import mmap
 import os
 import platform
 import shlex
+import shutil
 import statistics
 import subprocess
 import sys
@@ -32,6 +35,12 @@ WARM_UP = 128
 WARMING = (
     "Before every process all of its weights are brought into the page cache, by touching each page through a "
     "mapping with MADV_HUGEPAGE, and the other engine's weights are evicted (POSIX_FADV_DONTNEED)."
+)
+
+
+IN_MEMORY = (
+    "Weights are copied into a file system in memory before every process that reads them in place; llama.cpp's others "
+    "make a copy of their own, for which there would be no room, and read the disk."
 )
 
 
@@ -101,6 +110,7 @@ class Lily:
         lengths = ["--prompt", joined(args.prompt), "--depth", joined(args.depth), "--gen", str(args.gen)]
         once = ["--prompt", str(START_PROMPT), "--gen", "0", "--no-warmup", "--no-floor"]
         self.commands = {"start": self.bench + once, "speed": self.bench + lengths}
+        self.place, self.in_place = args.checkpoint, self.commands.keys()
 
     @staticmethod
     def samples(runs):
@@ -137,6 +147,7 @@ class LlamaCpp:
         if "--repack" not in bench:
             # Its own copy of the weights takes the page cache's memory and part of the start.
             self.commands["start in place"] = start + ["--repack", "0"]
+        self.place, self.in_place = args.gguf, {"start in place"}
 
     @staticmethod
     def samples(runs):
@@ -163,14 +174,40 @@ def joined(numbers):
     return ",".join(map(str, numbers))
 
 
-def measure(engine, other):
+def copied(place, to):
+    """Copies the weights `place`, a file or a directory, into `to`: where they are then, and their bytes in huge pages."""
+    huge = lambda: int(Path("/proc/meminfo").read_text().split("ShmemHugePages:")[1].split()[0]) << 10
+    before, target = huge(), to / place.resolve().name
+    (shutil.copytree if place.is_dir() else shutil.copyfile)(place, target)
+    return target, huge() - before
+
+
+def removed(target):
+    """Removes what `copied` made."""
+    if target.is_dir():
+        shutil.rmtree(target)
+    else:
+        target.unlink(missing_ok=True)
+
+
+def measure(engine, other, memory):
     """One engine's part of a round."""
     evict(other.files)
-    runs = {}
-    for name, command in engine.commands.items():
-        huge = warm(engine.files)
-        print(f"{engine.name}: {name}", file=sys.stderr, flush=True)
-        runs[name] = run(command) | {"huge_page_bytes": huge}
+    runs, copy = {}, None
+    try:
+        for name, command in engine.commands.items():
+            if memory and name in engine.in_place:
+                copy = copy or copied(engine.place, memory)
+                huge = copy[1]
+                command = [str(copy[0]) if part == str(engine.place) else part for part in command]
+                evict(engine.files)
+            else:
+                huge = warm(engine.files)
+            print(f"{engine.name}: {name}", file=sys.stderr, flush=True)
+            runs[name] = run(command) | {"huge_page_bytes": huge}
+    finally:
+        if copy:
+            removed(copy[0])
     result = {"samples": engine.samples(runs), "runs": runs}
     return result | ({"fractions": engine.fractions(runs)} if engine.name == Lily.name else {})
 
@@ -256,12 +293,13 @@ def arguments():
     parser.add_argument("--depth", type=numbers, default=[128, 4096], metavar="N,…", help="contexts for decode")
     parser.add_argument("--gen", type=int, default=32, metavar="N", help="tokens decoded in a run")
     parser.add_argument("--llama-args", default="", metavar="WORDS", help="more for llama-bench, as in a shell")
+    parser.add_argument("--memory", type=Path, metavar="DIR", help="a directory of a file system in memory, with 20 GB of room")
     parser.add_argument("--json", type=Path, metavar="FILE", help="where every sample goes, after each round")
     args = parser.parse_args()
     if args.rounds < 1:
         parser.error("--rounds must be at least 1")
-    for path in (args.llama_bench, args.gguf, args.lily, args.checkpoint):
-        if not path.exists():
+    for path in (args.llama_bench, args.gguf, args.lily, args.checkpoint, args.memory):
+        if path and not path.exists():
             parser.error(f"{path} does not exist")
     return args
 
@@ -274,7 +312,7 @@ def main():
     result = {
         "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
         "machine": machine(),
-        "page_cache": WARMING,
+        "page_cache": IN_MEMORY if args.memory else WARMING,
         "commands": {engine.name: {k: shlex.join(c) for k, c in engine.commands.items()} for engine in engines},
         "weight_bytes": {engine.name: sum(f.stat().st_size for f in engine.files) for engine in engines},
         "rounds": [],
@@ -284,8 +322,8 @@ def main():
         print(f"round {index + 1} of {args.rounds}", file=sys.stderr, flush=True)
         first, second = engines if index % 2 == 0 else engines[::-1]
         entry = {"first": first.name, "load_average": os.getloadavg()}
-        entry[first.name] = measure(first, second)
-        entry[second.name] = measure(second, first)
+        entry[first.name] = measure(first, second, args.memory)
+        entry[second.name] = measure(second, first, args.memory)
         result["rounds"].append(entry)
         if args.json:
             args.json.write_text(json.dumps(result, indent=1) + "\n")

@@ -1,16 +1,17 @@
 //! How near the matmul kernels come to the machine's limits.
 //!
-//! `cargo run --release -p lily-cpu --example gemv [-- threads]` prints, for each instruction set that the
-//! machine has: decode (one to six tokens over 2 GiB of random 4-bit weights, each byte read once) against a
-//! plain read of the same memory by the same threads, and prefill (a matrix that stays in the cache, many
-//! tokens) against the rate at which it executes the instruction set's byte dot products on registers.
+//! `cargo run --release -p lily-cpu --example gemv [-- THREADS [ISA]]` prints, for each instruction set that the
+//! machine has, or one: decode (one to six tokens over 2 GiB of random 4-bit weights, each byte read once) against a
+//! plain read of the same memory by the same threads, prefill (a matrix that stays in the cache, many
+//! tokens) against the rate at which it executes the instruction set's byte dot products on registers, and experts (the first
+//! memory again, 512 rows at a time as a call of its own, a few tokens) against both.
 
 use std::time::Instant;
 
 use lily_cpu::isa::Isa;
 use lily_cpu::kernels::OutRows;
 use lily_cpu::kernels::activations::QuantizedRows;
-use lily_cpu::kernels::matmul::{ROW_BLOCK, matmul_rows};
+use lily_cpu::kernels::matmul::{Next, ROW_BLOCK, matmul_rows, matmul_rows_then};
 use lily_cpu::limits::{dot_rate, read_rate};
 use lily_cpu::pool::{ThreadPool, partition, physical_cores};
 use lily_model::weights::{Format, GROUP_SIZE, MatrixView};
@@ -20,6 +21,8 @@ const COLS: usize = 2048;
 /// 2 GiB of packed weights.
 const DECODE_ROWS: usize = (2 << 30) / (COLS / 2);
 const PREFILL_ROWS: usize = 4096;
+/// Rows of an expert's gate projection.
+const EXPERT_ROWS: usize = 512;
 /// Runs of which the median counts.
 const RUNS: usize = 5;
 
@@ -78,8 +81,20 @@ fn multiply(pool: &ThreadPool, isa: Isa, w: MatrixView<'_>, x: &QuantizedRows, o
     });
 }
 
+fn multiply_experts(pool: &ThreadPool, isa: Isa, w: MatrixView<'_>, x: &QuantizedRows, out: &mut [f32]) {
+    let out = OutRows::new(out, w.rows);
+    pool.for_each_in_runs(w.rows / EXPERT_ROWS, |expert, next| {
+        let first = expert * EXPERT_ROWS;
+        let next = next.map_or(Next::UNKNOWN, |next| Next::rows(&w, next * EXPERT_ROWS));
+        // SAFETY: an expert's rows are one task's.
+        unsafe { matmul_rows_then(isa, w, first..first + EXPERT_ROWS, x, x.all(), out, next) };
+    });
+}
+
 fn main() {
-    let threads = std::env::args().nth(1).and_then(|n| n.parse().ok()).unwrap_or_else(physical_cores);
+    let mut args = std::env::args().skip(1);
+    let threads = args.next().and_then(|n| n.parse().ok()).unwrap_or_else(physical_cores);
+    let chosen = args.next().and_then(|name| Isa::parse(&name));
     let pool = ThreadPool::new(threads);
     let big = Weights::new(DECODE_ROWS);
     let small = Weights::new(PREFILL_ROWS);
@@ -92,7 +107,7 @@ fn main() {
 
     let bandwidth = read_rate(&pool, Isa::detect(), &[&big.data]);
     println!("{threads} threads; plain read {:.1} GB/s", bandwidth / 1e9);
-    for isa in Isa::available() {
+    for isa in Isa::available().into_iter().filter(|isa| chosen.is_none_or(|chosen| *isa == chosen)) {
         let peak = dot_rate(&pool, isa);
         match peak {
             Some(peak) => println!("{isa}; byte dot products on registers {:.0} GOP/s", peak / 1e9),
@@ -119,6 +134,20 @@ fn main() {
             let part =
                 peak.map_or(String::new(), |peak| format!(", {:.0} % of the peak", 100.0 * rate / peak));
             println!("  prefill, {tokens} tokens: {:.0} GOP/s{part}", rate / 1e9);
+        }
+        for tokens in [2, 3, 4, 8, 16, 32] {
+            if isa == Isa::Portable {
+                continue;
+            }
+            let x = rows(tokens);
+            let mut out = vec![0.0; tokens * big.rows];
+            let time = seconds(|| multiply_experts(&pool, isa, big.view(), &x, &mut out));
+            println!(
+                "  experts, {tokens} tokens: {:.0} GOP/s, {:.1} GB/s, {:.0} % of the read",
+                (2 * tokens * big.rows * COLS) as f64 / time / 1e9,
+                big.bytes() as f64 / time / 1e9,
+                100.0 * big.bytes() as f64 / time / bandwidth
+            );
         }
     }
 }

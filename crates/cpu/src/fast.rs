@@ -17,6 +17,13 @@ use crate::pool::ThreadPool;
 /// of the tiles that prefill unpacks.
 pub const TASK_ROWS: usize = 4 * ROW_BLOCK;
 
+/// The same for many tokens at the most: what is done once for a task's tokens counts for less then.
+const WIDE_TASK_ROWS: usize = 4 * TASK_ROWS;
+/// Tokens from which on they count as many.
+const MANY_TOKENS: usize = 16;
+/// Tasks of each thread at the least, so that the threads end together.
+const TASKS: usize = 4;
+
 /// The same where activations stay f32: matrices of few rows.
 const F32_TASK_ROWS: usize = ROW_BLOCK;
 
@@ -35,6 +42,14 @@ pub struct Machine {
 }
 
 impl Machine {
+    /// Weight rows of a task where `tokens` tokens meet `rows` rows.
+    pub fn task_rows(&self, tokens: usize, rows: usize) -> usize {
+        if tokens < MANY_TOKENS {
+            return TASK_ROWS;
+        }
+        (rows / (TASKS * self.pool.threads())).next_multiple_of(TASK_ROWS).clamp(TASK_ROWS, WIDE_TASK_ROWS)
+    }
+
     /// Weight rows of a task that goes through the same rows of many matrices: two tasks for each thread, because
     /// every matrix is a new beginning, and no fewer rows than [`TASK_ROWS`].
     pub fn wide_task_rows(&self, rows: usize) -> usize {
@@ -200,8 +215,10 @@ pub struct Projection<'a> {
 pub fn project<const N: usize>(machine: &Machine, x: &Activations, projections: [Projection<'_>; N]) {
     let tokens = x.indices(0..x.rows);
     let jobs = projections.map(|p| (p.matrix, p.precision, OutRows::new(p.out, p.matrix.rows)));
+    let all = jobs.iter().map(|(matrix, ..)| matrix.rows).sum();
+    let wide = machine.task_rows(x.rows, all);
     let task_rows = |precision| match precision {
-        Precision::Int8 => TASK_ROWS,
+        Precision::Int8 => wide,
         Precision::F32 => F32_TASK_ROWS,
     };
     let tasks_of = |job: usize| jobs[job].0.rows.div_ceil(task_rows(jobs[job].1));
@@ -246,9 +263,10 @@ pub fn project_onto(
     let tokens = x.indices(0..x.rows);
     let product = OutRows::new(product, matrix.rows);
     let residual = OutRows::new(residual, matrix.rows);
-    machine.pool.for_each_in_runs(matrix.rows.div_ceil(TASK_ROWS), |task, next| {
-        let rows = task * TASK_ROWS..matrix.rows.min((task + 1) * TASK_ROWS);
-        let next = next.map_or(Next::UNKNOWN, |next| Next::rows(&matrix, next * TASK_ROWS));
+    let task_rows = machine.task_rows(x.rows, matrix.rows);
+    machine.pool.for_each_in_runs(matrix.rows.div_ceil(task_rows), |task, next| {
+        let rows = task * task_rows..matrix.rows.min((task + 1) * task_rows);
+        let next = next.map_or(Next::UNKNOWN, |next| Next::rows(&matrix, next * task_rows));
         // SAFETY: each block of columns of both outputs is one task's.
         unsafe {
             x.multiply(machine, matrix, rows.clone(), tokens, product, next);

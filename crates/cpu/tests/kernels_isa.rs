@@ -84,7 +84,8 @@ fn every_number_of_tokens_and_of_groups_gives_the_same_bits() {
             let byte = |i: usize| (i * 7919 % 251) as u8 ^ (i / 13) as u8;
             let affine = |i: usize| [0.01 + (i % 17) as f32 / 64.0, (i % 23) as f32 / 8.0 - 1.0];
             let w = Weights::new(format, [ROWS, groups], byte, affine);
-            for tokens in 1..=14 {
+            // One more than a matrix instruction takes, than two do, than are packed at a time.
+            for tokens in (1..=14).chain([16, 17, 33, 257]) {
                 let x: Vec<f32> =
                     (0..tokens * w.cols).map(|i| (i * 6151 % 1013) as f32 / 500.0 - 1.0).collect();
                 let x = quantized(&x, w.cols);

@@ -1,5 +1,5 @@
 //! AVX-512 with VNNI: sixteen f32 in one register, and sixty-four byte products in one instruction. Where the
-//! processor has AMX as well, tiles are laid out for it and multiplied in [`amx`].
+//! processor has AMX as well, products of several tokens are made in [`amx`].
 
 use std::arch::asm;
 use std::arch::x86_64::*;
@@ -7,12 +7,12 @@ use std::arch::x86_64::*;
 use half::{bf16, f16};
 use lily_model::weights::GROUP_SIZE;
 
-use super::activations::QuantizedRows;
 use super::amx;
+use super::matmul::Int8;
 use super::simd::{Kernel, LANES, Simd};
 use super::tile::{
-    Activation, Ahead, GROUP_BYTES, GROUP_UNITS, PANEL_ROWS, PANELS, Packed, Source, TILE_ROWS, TileOps,
-    UNIT_BYTES, Upcoming,
+    Activation, Ahead, GROUP_BYTES, GROUP_UNITS, PANEL_ROWS, PANELS, Source, TILE_ROWS, TileOps, UNIT_BYTES,
+    Upcoming,
 };
 
 /// Runs a kernel compiled for this instruction set.
@@ -35,7 +35,7 @@ pub(super) unsafe fn enter_amx<K: Kernel>(kernel: K) -> K::Output {
     unsafe { kernel.compute::<Avx512<true>>() }
 }
 
-/// One register of sixteen; with `AMX`, tiles are multiplied by matrix instructions.
+/// One register of sixteen; with `AMX`, several tokens are multiplied by matrix instructions.
 #[derive(Clone, Copy, Debug)]
 pub struct Avx512<const AMX: bool>;
 
@@ -236,7 +236,7 @@ impl<const AMX: bool> Simd for Avx512<AMX> {
 
 /// A mask of the first `count` lanes, at most sixteen.
 #[inline(always)]
-fn first_lanes(count: usize) -> u16 {
+pub(super) fn first_lanes(count: usize) -> u16 {
     ((1u32 << count.min(LANES)) - 1) as u16
 }
 
@@ -245,7 +245,7 @@ fn first_lanes(count: usize) -> u16 {
 /// # Safety
 /// The instruction set is there.
 #[inline(always)]
-unsafe fn transpose(rows: &[__m512i; WORDS]) -> [__m512i; WORDS] {
+pub(super) unsafe fn transpose(rows: &[__m512i; WORDS]) -> [__m512i; WORDS] {
     // SAFETY: by contract.
     unsafe {
         let zero = _mm512_setzero_si512();
@@ -397,8 +397,8 @@ unsafe fn line_dots<const SECOND: bool>(
 impl<const AMX: bool> TileOps for Avx512<AMX> {
     const TOKENS: usize = 6;
     const DIRECT_TOKENS: usize = if AMX { 2 } else { 4 };
-    const MATRIX_TOKENS: usize = if AMX { amx::TOKENS } else { 0 };
-    const GROUP_BYTES_4: usize = if AMX { GROUP_BYTES } else { PACKED_GROUP_BYTES };
+    const GROUP_BYTES_4: usize = PACKED_GROUP_BYTES;
+    const MATRIX: bool = AMX;
 
     #[inline(always)]
     unsafe fn multiply_rows(
@@ -438,7 +438,7 @@ impl<const AMX: bool> TileOps for Avx512<AMX> {
         }
     }
 
-    /// Without AMX leaves the nibbles packed: taking them apart where they are multiplied costs instructions that run
+    /// Leaves the nibbles packed: taking them apart where they are multiplied costs instructions that run
     /// beside the dot products, and stores and loads of twice the bytes would not.
     #[inline(always)]
     unsafe fn unpack_4(from: Source, groups: usize, to: *mut u8) {
@@ -449,16 +449,8 @@ impl<const AMX: bool> TileOps for Avx512<AMX> {
                 let half = group + 1 == groups;
                 let words = transpose(&lines(&from, group * GROUP_SIZE / 2, half, 0));
                 let to = to.add(group * Self::GROUP_BYTES_4);
-                let low = _mm512_set1_epi8(15);
                 for (j, word) in words.into_iter().enumerate().take(if half { WORDS / 2 } else { WORDS }) {
-                    if AMX {
-                        let to = to.add(j / HALF_UNITS * GROUP_BYTES + j % HALF_UNITS * UNIT_BYTES);
-                        let odds = _mm512_and_si512(_mm512_srli_epi16::<4>(word), low);
-                        _mm512_storeu_si512(to.cast(), _mm512_and_si512(word, low));
-                        _mm512_storeu_si512(to.add(HALF_UNITS * UNIT_BYTES).cast(), odds);
-                    } else {
-                        _mm512_storeu_si512(to.add(j * UNIT_BYTES).cast(), word);
-                    }
+                    _mm512_storeu_si512(to.add(j * UNIT_BYTES).cast(), word);
                 }
             }
         }
@@ -478,9 +470,8 @@ impl<const AMX: bool> TileOps for Avx512<AMX> {
                     const HIGH: u32 = 0xaaaa_aaaa;
                     let evens = _mm512_mask_blend_epi16(HIGH, a, _mm512_slli_epi32::<16>(b));
                     let odds = _mm512_mask_blend_epi16(HIGH, _mm512_srli_epi32::<16>(a), b);
-                    let (even_at, odd_at) = if AMX { (j, j + HALF_UNITS) } else { (2 * j, 2 * j + 1) };
-                    _mm512_storeu_si512(to.add(even_at * UNIT_BYTES).cast(), evens);
-                    _mm512_storeu_si512(to.add(odd_at * UNIT_BYTES).cast(), odds);
+                    _mm512_storeu_si512(to.add(2 * j * UNIT_BYTES).cast(), evens);
+                    _mm512_storeu_si512(to.add((2 * j + 1) * UNIT_BYTES).cast(), odds);
                 }
             }
         }
@@ -532,41 +523,9 @@ impl<const AMX: bool> TileOps for Avx512<AMX> {
     }
 
     #[inline(always)]
-    unsafe fn pack(x: &QuantizedRows, tokens: &[u32], to: Packed) {
+    unsafe fn multiply_matrix(product: Int8<'_>) {
         // SAFETY: by contract.
-        unsafe { amx::pack(x, tokens, to) };
-    }
-
-    #[inline(always)]
-    unsafe fn begin_matrix() {
-        if AMX {
-            // SAFETY: by contract.
-            unsafe { amx::configure() };
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn end_matrix() {
-        if AMX {
-            // SAFETY: by contract.
-            unsafe { amx::release() };
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn multiply_packed(
-        weights: [*const u8; PANELS],
-        scales: [*const f32; PANELS],
-        biases: [*const f32; PANELS],
-        groups: usize,
-        tokens: Packed,
-        start: usize,
-        count: usize,
-        acc: *mut f32,
-        upcoming: Upcoming,
-    ) {
-        // SAFETY: by contract.
-        unsafe { amx::multiply(weights, scales, biases, groups, tokens, start, count, acc, upcoming) };
+        unsafe { amx::multiply(product) };
     }
 }
 

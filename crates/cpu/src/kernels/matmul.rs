@@ -21,7 +21,7 @@
 //! [`tile`](super::tile)), and meets every token of the list, six at a time, whose sums fill the registers. The
 //! next rows are asked for between dot products ([`Upcoming`]), since an expert's few tokens leave little time.
 //! The floor is one dot-product instruction per 64 products; the rest is unpacking, scaling and loads. Where there are
-//! matrix instructions, tokens are copied together first and meet a tile sixteen at a time (`amx.rs`).
+//! matrix instructions, a product has a form of its own (`amx.rs`).
 //!
 //! *Decode.* For a few tokens the tile between memory and the dot product costs more than it saves, so sixteen
 //! rows are multiplied where they lie and their sums brought into lanes by a tree that adds and transposes at
@@ -43,8 +43,8 @@ use super::OutRows;
 use super::activations::QuantizedRows;
 use super::simd::{Kernel, LANES, Simd, prefetch, run};
 use super::tile::{
-    Activation, Ahead, GROUP_BYTES, LINE, MAX_TOKENS, PANEL_BYTES, PANEL_ROWS, PANELS, Packed, SCALE_GROUPS,
-    Source, TILE_ROWS, Upcoming,
+    Activation, Ahead, GROUP_BYTES, MAX_TOKENS, PANEL_BYTES, PANEL_ROWS, PANELS, SCALE_GROUPS, Source,
+    TILE_ROWS, Upcoming,
 };
 use crate::isa::{Isa, asks_second_cache};
 use crate::pool::{ThreadPool, partition};
@@ -92,6 +92,12 @@ impl Next {
     /// Not known.
     pub const UNKNOWN: Next =
         Next { data: std::ptr::null(), scales: std::ptr::null(), biases: std::ptr::null() };
+
+    /// Where weights, scales and biases begin `rows` rows further on, a row taking so many bytes of each.
+    pub(super) fn past(&self, rows: usize, row_bytes: usize, affine_bytes: usize) -> Option<[*const u8; 3]> {
+        let starts = [(self.data, row_bytes), (self.scales, affine_bytes), (self.biases, affine_bytes)];
+        (!self.data.is_null()).then(|| starts.map(|(start, stride)| start.wrapping_add(rows * stride)))
+    }
 
     /// The rows of `w` from `row` on. Panics where there is no such row.
     pub fn rows(w: &MatrixView<'_>, row: usize) -> Next {
@@ -175,13 +181,14 @@ fn check(w: &MatrixView<'_>, rows: &Range<usize>, x_rows: usize, tokens: &[u32],
     assert!(tokens.iter().all(|&token| (token as usize) < x_rows), "a token outside the activations");
 }
 
-struct Int8<'a> {
-    w: MatrixView<'a>,
-    rows: Range<usize>,
-    x: &'a QuantizedRows,
-    tokens: &'a [u32],
-    out: OutRows<'a>,
-    next: Next,
+/// The arguments of [`matmul_rows_then`], checked.
+pub struct Int8<'a> {
+    pub(super) w: MatrixView<'a>,
+    pub(super) rows: Range<usize>,
+    pub(super) x: &'a QuantizedRows,
+    pub(super) tokens: &'a [u32],
+    pub(super) out: OutRows<'a>,
+    pub(super) next: Next,
 }
 
 /// A tile and what goes with it. Never zeroed: each part is written before it is read.
@@ -202,6 +209,10 @@ impl Kernel for Int8<'_> {
             // SAFETY: by contract.
             return unsafe { self.compute_direct::<S>() };
         }
+        if S::MATRIX {
+            // SAFETY: by contract.
+            return unsafe { S::multiply_matrix(self) };
+        }
         let Int8 { w, rows, x, tokens, out, next } = self;
         let groups = w.cols / GROUP_SIZE;
         let row_bytes = w.format.row_bytes(w.cols);
@@ -219,15 +230,6 @@ impl Kernel for Int8<'_> {
                 (&raw mut (*scratch).acc).cast::<f32>(),
             )
         };
-        let mut packed = PackedTokens::default();
-        if S::MATRIX_TOKENS > 0 {
-            packed = PACKED.take();
-            // SAFETY: the instruction set is there by contract.
-            unsafe {
-                packed.fill::<S>(x, tokens);
-                S::begin_matrix();
-            }
-        }
         for first in rows.clone().step_by(TILE_ROWS) {
             let here = TILE_ROWS.min(rows.end - first);
             // From a row of this block to the same row of the block that comes after it, which may be another matrix.
@@ -248,9 +250,8 @@ impl Kernel for Int8<'_> {
                 Source { data: unsafe { data.as_ptr().add(row * stride + byte) }, stride, rows }
             };
             for (block, block_tokens) in tokens.chunks(TOKEN_BLOCK).enumerate() {
-                let sums = block_tokens.len().next_multiple_of(S::MATRIX_TOKENS.max(1));
                 // SAFETY: the block's sums are inside the scratch.
-                unsafe { std::ptr::write_bytes(acc, 0, sums * TILE_ROWS) };
+                unsafe { std::ptr::write_bytes(acc, 0, block_tokens.len() * TILE_ROWS) };
                 for scale_start in (0..groups).step_by(SCALE_GROUPS) {
                     let scale_end = groups.min(scale_start + SCALE_GROUPS);
                     for p in 0..PANELS {
@@ -296,15 +297,7 @@ impl Kernel for Int8<'_> {
                         let upcoming = (block == 0 && ahead != 0 && !wide)
                             .then(|| w.data.as_ptr().wrapping_add(offset).wrapping_add(ahead));
                         // SAFETY: tokens and groups were checked to be inside `x`; sums are in the scratch.
-                        unsafe {
-                            if S::MATRIX_TOKENS > 0 {
-                                let first = block * TOKEN_BLOCK;
-                                let range = first..first + block_tokens.len();
-                                tile.multiply_packed::<S>(&mut packed, range, acc, upcoming, row_bytes);
-                            } else {
-                                tile.multiply_all::<S>(x, block_tokens, acc, upcoming, row_bytes);
-                            }
-                        }
+                        unsafe { tile.multiply_all::<S>(x, block_tokens, acc, upcoming, row_bytes) };
                     }
                 }
                 for i in 0..block_tokens.len() {
@@ -321,11 +314,6 @@ impl Kernel for Int8<'_> {
                     }
                 }
             }
-        }
-        if S::MATRIX_TOKENS > 0 {
-            // SAFETY: as above.
-            unsafe { S::end_matrix() };
-            PACKED.set(packed);
         }
     }
 }
@@ -498,96 +486,17 @@ impl Tile {
             None => Upcoming { halves: [self.weights[0]; 2], stride: 0 },
         }
     }
-
-    /// As [`Tile::multiply_all`] by matrix instructions, for tokens `range` of those that were packed, from
-    /// the first of a block on.
-    ///
-    /// # Safety
-    /// As there.
-    #[inline(always)]
-    unsafe fn multiply_packed<S: Simd>(
-        &self,
-        tokens: &mut PackedTokens,
-        range: Range<usize>,
-        acc: *mut f32,
-        upcoming: Option<*const u8>,
-        stride: usize,
-    ) {
-        const {
-            assert!(
-                S::MATRIX_TOKENS == 0 || TOKEN_BLOCK.is_multiple_of(S::MATRIX_TOKENS),
-                "sums of whole blocks"
-            )
-        };
-        let Tile { weights, scales, biases, start, count: groups, .. } = *self;
-        for first in range.clone().step_by(S::MATRIX_TOKENS) {
-            let count = S::MATRIX_TOKENS.min(range.end - first);
-            let upcoming = self.upcoming(upcoming, (first == range.start).then_some([0, 1]), stride);
-            let tokens = tokens.block(first / S::MATRIX_TOKENS);
-            // SAFETY: by contract; the block was packed, with all groups.
-            unsafe {
-                let acc = acc.add((first - range.start) * TILE_ROWS);
-                S::multiply_packed(weights, scales, biases, groups, tokens, start, count, acc, upcoming);
-            }
-        }
-    }
 }
 
-/// A list's tokens as matrix instructions want them, in blocks of [`MATRIX_TOKENS`](super::tile::TileOps).
-#[derive(Default)]
-struct PackedTokens {
-    /// Elements of a block: of `q` in lines, and of scales and sums.
-    block: (usize, usize),
-    q: Vec<AlignedLine>,
-    scales: Vec<f32>,
-    sums: Vec<f32>,
-}
-
-#[derive(Clone, Copy)]
-#[repr(align(64))]
-struct AlignedLine(#[allow(dead_code, reason = "written and read through pointers")] [i8; LINE]);
-
-/// Bytes of a thread's packed tokens, which stay for the next call, where the fastest instruction set has some.
+/// Bytes that products of `cols` inputs with `tokens` tokens leave with a thread, where the fastest instruction set
+/// keeps some.
 pub fn packed_bytes(tokens: usize, cols: usize) -> usize {
-    if Isa::detect() == Isa::Amx { QuantizedRows::bytes(tokens, cols) } else { 0 }
-}
-
-impl PackedTokens {
-    /// Packs rows `tokens` of `x`.
-    ///
-    /// # Safety
-    /// The machine has the instruction set of `S`.
-    #[inline(always)]
-    unsafe fn fill<S: Simd>(&mut self, x: &QuantizedRows, tokens: &[u32]) {
-        let groups = x.cols() / GROUP_SIZE;
-        self.block =
-            (S::MATRIX_TOKENS * x.cols() / LINE, S::MATRIX_TOKENS * groups.next_multiple_of(SCALE_GROUPS));
-        let blocks = tokens.len().div_ceil(S::MATRIX_TOKENS);
-        let (lines, scales) = (blocks * self.block.0, blocks * self.block.1);
-        self.q.resize(self.q.len().max(lines), AlignedLine([0; LINE]));
-        self.scales.resize(self.scales.len().max(scales), 0.0);
-        self.sums.resize(self.sums.len().max(scales), 0.0);
-        for (i, tokens) in tokens.chunks(S::MATRIX_TOKENS).enumerate() {
-            // SAFETY: there is room for a block of all groups.
-            unsafe { S::pack(x, tokens, self.block(i)) };
-        }
+    #[cfg(target_arch = "x86_64")]
+    if Isa::detect() == Isa::Amx {
+        return super::amx::scratch_bytes(tokens, cols);
     }
-
-    /// Block `i` of those that there is room for.
-    #[inline(always)]
-    fn block(&mut self, i: usize) -> Packed {
-        let (lines, scales) = (i * self.block.0, i * self.block.1);
-        Packed {
-            q: self.q[lines..].as_mut_ptr().cast(),
-            scales: self.scales[scales..].as_mut_ptr(),
-            sums: self.sums[scales..].as_mut_ptr(),
-        }
-    }
-}
-
-thread_local! {
-    /// Tokens of the present call.
-    static PACKED: std::cell::RefCell<PackedTokens> = std::cell::RefCell::default();
+    let _ = (tokens, cols);
+    0
 }
 
 /// Weight rows whose sums the f32 form keeps in registers together.

@@ -7,15 +7,15 @@
 //!
 //! Unit `2j` of a group holds the even and unit `2j + 1` the odd ones of weights `8j..8j + 8`: the order in
 //! which the low and the high nibbles of a packed u32 come out, and the order of
-//! [`QuantizedRows`].
+//! [`QuantizedRows`](super::activations::QuantizedRows).
 //!
-//! An instruction set may order the bytes of a group differently (`neon/i8mm.rs`, `amx.rs`), or leave two units of
+//! An instruction set may order the bytes of a group differently (`neon/i8mm.rs`), or leave two units of
 //! 4-bit weights packed in one (`avx512.rs`): only its own `multiply` reads them.
 
 use lily_model::weights::GROUP_SIZE;
 
-use super::activations::QuantizedRows;
-use super::simd::{prefetch, prefetch_second_cache};
+use super::matmul::Int8;
+use super::simd::prefetch;
 
 /// Weight rows of a panel: the lanes of a vector.
 pub const PANEL_ROWS: usize = 16;
@@ -149,17 +149,6 @@ impl Upcoming {
             self.ask(group, step);
         }
     }
-
-    /// As [`Upcoming::ask_all`] into the second cache, for half `half` alone.
-    #[inline(always)]
-    pub fn ask_half_second_cache(&self, group: usize, half: usize) {
-        let first = group % LINE_GROUPS * Upcoming::STEPS * self.stride + group / LINE_GROUPS * LINE;
-        let mut place = self.halves[half].wrapping_add(first);
-        for _ in 0..Upcoming::STEPS {
-            prefetch_second_cache(place);
-            place = place.wrapping_add(self.stride);
-        }
-    }
 }
 
 /// What one token brings to a tile.
@@ -183,18 +172,6 @@ impl Activation {
         sums: std::ptr::null(),
         acc: std::ptr::null_mut(),
     };
-}
-
-/// Tokens that were copied together for a matrix instruction, in an order that it chooses, with room for
-/// `MATRIX_TOKENS` of them.
-#[derive(Clone, Copy)]
-pub struct Packed {
-    /// Quantized elements, `MATRIX_TOKENS * cols` in all, at a multiple of [`LINE`].
-    pub q: *mut i8,
-    /// Scales, `MATRIX_TOKENS` for each group, of which there is a multiple of [`SCALE_GROUPS`].
-    pub scales: *mut f32,
-    /// Scale times sum, as many.
-    pub sums: *mut f32,
 }
 
 /// The operations on tiles that are written separately for each instruction set.
@@ -257,40 +234,13 @@ pub trait TileOps: Copy + Send + Sync + 'static {
         upcoming: Upcoming,
     );
 
-    /// Tokens that a matrix instruction takes at a time; 0 where there is none. Where there is, [`TileOps::pack`] and
-    /// [`TileOps::multiply_packed`] do what [`TileOps::multiply`] does.
-    const MATRIX_TOKENS: usize = 0;
+    /// Whether there is a matrix instruction, and so [`TileOps::multiply_matrix`] for more than
+    /// [`TileOps::DIRECT_TOKENS`] tokens.
+    const MATRIX: bool = false;
 
-    /// Copies `tokens`, 1 to [`TileOps::MATRIX_TOKENS`] rows of `x`, together at `to`.
+    /// A whole product with the sums of [`TileOps::multiply`], without tiles of vectors.
     #[inline(always)]
-    unsafe fn pack(_x: &QuantizedRows, _tokens: &[u32], _to: Packed) {
-        unreachable!("only where MATRIX_TOKENS is not 0")
-    }
-
-    /// To be called before the first [`TileOps::multiply_packed`] of a thread's work, and
-    #[inline(always)]
-    unsafe fn begin_matrix() {}
-
-    /// after the last one.
-    #[inline(always)]
-    unsafe fn end_matrix() {}
-
-    /// As [`TileOps::multiply`] for the `count` tokens of `tokens`, whose groups from `start` on meet the weights, and
-    /// whose sums are at `acc`, `[MATRIX_TOKENS, TILE_ROWS]`; those past `count` become anything. Weights may have any
-    /// size.
-    #[inline(always)]
-    #[allow(clippy::too_many_arguments, reason = "one argument per tensor")]
-    unsafe fn multiply_packed(
-        _weights: [*const u8; PANELS],
-        _scales: [*const f32; PANELS],
-        _biases: [*const f32; PANELS],
-        _groups: usize,
-        _tokens: Packed,
-        _start: usize,
-        _count: usize,
-        _acc: *mut f32,
-        _upcoming: Upcoming,
-    ) {
-        unreachable!("only where MATRIX_TOKENS is not 0")
+    unsafe fn multiply_matrix(_product: Int8<'_>) {
+        unreachable!("only where MATRIX is set")
     }
 }

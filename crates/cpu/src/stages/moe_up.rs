@@ -3,7 +3,7 @@
 use lily_model::geometry::MoeGeometry;
 use lily_model::weights::{MatrixView, MoeWeights};
 
-use crate::fast::{Activations, ActivationsWriter, Machine, TASK_ROWS};
+use crate::fast::{Activations, ActivationsWriter, Machine};
 use crate::kernels::OutRows;
 use crate::kernels::f32_ops;
 use crate::kernels::matmul::Next;
@@ -77,9 +77,10 @@ pub fn fast(
     let shared_gates = OutRows::new(&mut shared_gates[..tokens * shared_width], shared_width);
     let out = routed.writer();
     let shared_out = shared.writer();
-    let per_expert = width.div_ceil(TASK_ROWS);
+    let task_rows = machine.task_rows(tokens, routing.active.len() * width);
+    let per_expert = width.div_ceil(task_rows);
     let routed_tasks = routing.active.len() * per_expert;
-    let block = |index: usize, rows: usize| index * TASK_ROWS..rows.min((index + 1) * TASK_ROWS);
+    let block = |index: usize, rows: usize| index * task_rows..rows.min((index + 1) * task_rows);
     // The gate and up projections of a task, and which of their rows it multiplies.
     let locate = |task: usize| {
         if task < routed_tasks {
@@ -91,7 +92,7 @@ pub fn fast(
             (matrices, block(task - routed_tasks, shared_width))
         }
     };
-    machine.pool.for_each_in_runs(routed_tasks + shared_width.div_ceil(TASK_ROWS), |task, next| {
+    machine.pool.for_each_in_runs(routed_tasks + shared_width.div_ceil(task_rows), |task, next| {
         let (matrices, rows) = locate(task);
         let next = next.map_or(Next::UNKNOWN, |next| {
             let ([gate, _], rows) = locate(next);
