@@ -9,7 +9,7 @@ use crate::isa::Isa;
 use crate::kernels::OutRows;
 use crate::kernels::activations::{QuantizedRows, RowWriter};
 use crate::kernels::f32_ops;
-use crate::kernels::matmul::{Next, ROW_BLOCK, matmul_rows_f32, matmul_rows_then};
+use crate::kernels::matmul::{Next, ROW_BLOCK, matmul_rows_f32, matmul_rows_of_two, matmul_rows_then};
 use crate::memory::grow;
 use crate::pool::ThreadPool;
 
@@ -136,6 +136,31 @@ impl Activations {
     /// The indices of rows `range`, as [`Activations::multiply`] takes them.
     pub fn indices(&self, range: Range<usize>) -> &[u32] {
         &self.indices[range]
+    }
+
+    /// As [`Activations::multiply`] for two matrices of equal width and their outputs.
+    ///
+    /// # Safety
+    /// As there.
+    pub unsafe fn multiply_two(
+        &self,
+        machine: &Machine,
+        matrices: [MatrixView<'_>; 2],
+        rows: Range<usize>,
+        tokens: &[u32],
+        out: [OutRows<'_>; 2],
+        next: Next,
+    ) {
+        // SAFETY: by contract.
+        unsafe {
+            if matrices.iter().all(|matrix| matrix.format.is_affine()) {
+                matmul_rows_of_two(machine.isa, matrices, rows, &self.quantized, tokens, out, next);
+            } else {
+                for (matrix, out) in matrices.into_iter().zip(out) {
+                    self.multiply(machine, matrix, rows.clone(), tokens, out, Next::UNKNOWN);
+                }
+            }
+        }
     }
 
     /// Rows `rows` of `matrix` times the activations `tokens`, in the form that the matrix's format asks for;

@@ -125,7 +125,7 @@ impl FastPass {
             let moe = &layer.moe;
             let norm = &layer.post_norm;
             moe_route::fast(machine, &geometry.moe, moe, norm, eps, x, &mut w.normed, &mut w.routing);
-            moe_up::fast(machine, moe, &w.normed, &w.routing, &mut w.routed, &mut w.shared, &mut w.gates);
+            moe_up::fast(machine, moe, &w.normed, &w.routing, &mut w.routed, &mut w.shared);
             moe_down::fast(machine, moe, &w.routing, &w.routed, &w.shared, &mut w.products, x);
         }
         if !wanted.is_empty() {

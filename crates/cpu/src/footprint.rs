@@ -9,6 +9,7 @@ use crate::kernels::attention::SPAN_POSITIONS;
 use crate::kernels::matmul::packed_bytes;
 use crate::kv_cache::KvFormat;
 use crate::sequence::Sequence;
+use crate::stages::moe_up;
 use crate::workspace::Workspace;
 
 /// What the kernels keep for each thread, at the most: unpacked pages and tiles, a head's state.
@@ -36,7 +37,7 @@ impl Footprint {
         let attention = &geometry.attention;
         let spans = tokens.div_ceil(SPAN_POSITIONS) * attention.heads * (attention.head_dim + 2);
         let widest = geometry.hidden.max(attention.heads * attention.head_dim).max(delta.value_width());
-        let thread = THREAD_BYTES + packed_bytes(rows, widest);
+        let thread = THREAD_BYTES + packed_bytes(rows, widest) + moe_up::scratch_bytes(&geometry.moe, rows);
         let floats = taps + spans + LOGIT_ROWS * geometry.vocab;
         Footprint {
             state: Sequence::bytes(geometry, format, tokens),

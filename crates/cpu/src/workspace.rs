@@ -56,8 +56,6 @@ pub struct Workspace {
     pub routed: Activations,
     /// Inner activations of the shared expert, `[rows, shared_width]`.
     pub shared: Activations,
-    /// Gate projections of both.
-    pub gates: Vec<f32>,
     /// See [`moe_down::fast`].
     pub products: Vec<f32>,
     /// Rows that go through the head, `[wanted, hidden]`.
@@ -85,7 +83,6 @@ impl Workspace {
             &mut self.raw_k,
             &mut self.k,
             &mut self.v,
-            &mut self.gates,
         ];
         for (buffer, width) in buffers.into_iter().zip(widths(geometry)) {
             grow(WHAT, buffer, rows * width)?;
@@ -130,8 +127,8 @@ impl Workspace {
 }
 
 /// Elements of a row of each plain buffer, in the order in which [`Workspace::reserve`] names them.
-fn widths(geometry: &Geometry) -> [usize; 13] {
-    let Geometry { hidden, attention, delta, moe, .. } = geometry;
+fn widths(geometry: &Geometry) -> [usize; 12] {
+    let Geometry { hidden, attention, delta, .. } = geometry;
     let attention_width = attention.heads * attention.head_dim;
     let kv_width = attention.kv_heads * attention.head_dim;
     [
@@ -147,6 +144,5 @@ fn widths(geometry: &Geometry) -> [usize; 13] {
         kv_width,
         kv_width,
         kv_width,
-        moe.top_k * moe.expert_width + moe.shared_width,
     ]
 }

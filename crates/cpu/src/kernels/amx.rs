@@ -239,21 +239,24 @@ pub(super) fn scratch_bytes(tokens: usize, cols: usize) -> usize {
 /// # Safety
 /// As there, and [`is_usable`].
 #[inline(always)]
-pub(super) unsafe fn multiply(product: Int8<'_>) {
-    let groups = product.w.cols / GROUP_SIZE;
+pub(super) unsafe fn multiply(products: &[Int8<'_>]) {
+    let Int8 { w, x, tokens, .. } = products[0];
+    let groups = w.cols / GROUP_SIZE;
     let mut scratch = SCRATCH.take();
-    let parts = scratch.reserve(product.tokens.len(), groups);
+    let parts = scratch.reserve(tokens.len(), groups);
     // SAFETY: by contract; the scratch has room.
     unsafe {
         configure();
-        for (part, tokens) in product.tokens.chunks(PACKED_TOKENS).enumerate() {
+        for (part, tokens) in tokens.chunks(PACKED_TOKENS).enumerate() {
             for (block, tokens) in tokens.chunks(TOKENS).enumerate() {
-                pack(product.x, tokens, Tokens::of(parts, block, groups));
+                pack(x, tokens, Tokens::of(parts, block, groups));
             }
-            if product.w.format == Format::Affine8 {
-                multiply_part::<true>(&product, parts, part);
-            } else {
-                multiply_part::<false>(&product, parts, part);
+            for product in products {
+                if product.w.format == Format::Affine8 {
+                    multiply_part::<true>(product, parts, part);
+                } else {
+                    multiply_part::<false>(product, parts, part);
+                }
             }
         }
         release();
@@ -451,18 +454,21 @@ unsafe fn multiply_part<const WIDE: bool>(product: &Int8<'_>, parts: Parts, part
                 }
             }
             for block in 0..blocks {
-                for (p, panel) in all.iter().enumerate().take(panels) {
-                    let from = sums(p, block);
+                let mut columns = [[_mm512_setzero_si512(); TOKENS]; PANELS];
+                for (p, columns) in columns.iter_mut().enumerate().take(panels) {
                     let mut rows = [_mm512_setzero_si512(); PANEL_ROWS];
                     for (i, row) in rows.iter_mut().enumerate() {
-                        *row = _mm512_load_si512(from.add(i * TOKENS).cast());
+                        *row = _mm512_load_si512(sums(p, block).add(i * TOKENS).cast());
                     }
-                    let columns = transpose(&rows);
-                    let first = first + p * PANEL_ROWS;
-                    for i in 0..TOKENS.min(here - block * TOKENS) {
-                        let token = first_token + block * TOKENS + i;
-                        let to = product.out.row(token, first..first + panel.rows).as_mut_ptr();
-                        let sums = _mm512_castsi512_ps(columns[i]);
+                    *columns = transpose(&rows);
+                }
+                // A token's sums with all panels one after the other: each token's row is a page of its own.
+                for i in 0..TOKENS.min(here - block * TOKENS) {
+                    let token = first_token + block * TOKENS + i;
+                    let to =
+                        product.out.row(token, first..first + left.min(panels * PANEL_ROWS)).as_mut_ptr();
+                    for (p, panel) in all.iter().enumerate().take(panels) {
+                        let (to, sums) = (to.add(p * PANEL_ROWS), _mm512_castsi512_ps(columns[p][i]));
                         if panel.rows == PANEL_ROWS {
                             _mm512_storeu_ps(to, sums);
                         } else {

@@ -523,9 +523,9 @@ impl<const AMX: bool> TileOps for Avx512<AMX> {
     }
 
     #[inline(always)]
-    unsafe fn multiply_matrix(product: Int8<'_>) {
+    unsafe fn multiply_matrix(products: &[Int8<'_>]) {
         // SAFETY: by contract.
-        unsafe { amx::multiply(product) };
+        unsafe { amx::multiply(products) };
     }
 }
 

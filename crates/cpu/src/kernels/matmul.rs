@@ -94,6 +94,7 @@ impl Next {
         Next { data: std::ptr::null(), scales: std::ptr::null(), biases: std::ptr::null() };
 
     /// Where weights, scales and biases begin `rows` rows further on, a row taking so many bytes of each.
+    #[cfg(target_arch = "x86_64")]
     pub(super) fn past(&self, rows: usize, row_bytes: usize, affine_bytes: usize) -> Option<[*const u8; 3]> {
         let starts = [(self.data, row_bytes), (self.scales, affine_bytes), (self.biases, affine_bytes)];
         (!self.data.is_null()).then(|| starts.map(|(start, stride)| start.wrapping_add(rows * stride)))
@@ -124,13 +125,29 @@ pub unsafe fn matmul_rows_then(
     out: OutRows<'_>,
     next: Next,
 ) {
-    assert!(w.format.is_affine(), "int8 activations meet affine weights only");
-    assert_eq!(w.cols, x.cols(), "the matrix and its activations differ in width");
-    check(&w, &rows, x.rows(), tokens, &out);
-    let groups = w.cols / GROUP_SIZE;
-    assert!(w.scales.len() >= w.rows * groups * 2 && w.biases.len() >= w.rows * groups * 2);
-    if !rows.is_empty() {
-        run(isa, Int8 { w, rows, x, tokens, out, next });
+    if let Some(product) = Int8::checked(w, rows, x, tokens, out, next) {
+        run(isa, product);
+    }
+}
+
+/// The same rows of two matrices of equal width, one after the other: what is done once for a call's tokens is done once for both.
+///
+/// # Safety
+/// As [`matmul_rows`], for both outputs.
+pub unsafe fn matmul_rows_of_two(
+    isa: Isa,
+    w: [MatrixView<'_>; 2],
+    rows: Range<usize>,
+    x: &QuantizedRows,
+    tokens: &[u32],
+    out: [OutRows<'_>; 2],
+    next: Next,
+) {
+    let second_begins = if rows.is_empty() { Next::UNKNOWN } else { Next::rows(&w[1], rows.start) };
+    let first = Int8::checked(w[0], rows.clone(), x, tokens, out[0], second_begins);
+    let second = Int8::checked(w[1], rows, x, tokens, out[1], next);
+    if let (Some(first), Some(second)) = (first, second) {
+        run(isa, Two([first, second]));
     }
 }
 
@@ -181,7 +198,7 @@ fn check(w: &MatrixView<'_>, rows: &Range<usize>, x_rows: usize, tokens: &[u32],
     assert!(tokens.iter().all(|&token| (token as usize) < x_rows), "a token outside the activations");
 }
 
-/// The arguments of [`matmul_rows_then`], checked.
+/// The arguments of [`matmul_rows_then`].
 pub struct Int8<'a> {
     pub(super) w: MatrixView<'a>,
     pub(super) rows: Range<usize>,
@@ -200,18 +217,38 @@ struct Scratch {
     acc: MaybeUninit<[f32; TOKEN_BLOCK * TILE_ROWS]>,
 }
 
+/// Two products of the same tokens.
+struct Two<'a>([Int8<'a>; 2]);
+
+impl Kernel for Two<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn compute<S: Simd>(self) {
+        // SAFETY: by contract.
+        unsafe {
+            if S::MATRIX && !self.0.iter().any(Int8::is_direct::<S>) {
+                return S::multiply_matrix(&self.0);
+            }
+            for product in self.0 {
+                product.compute::<S>();
+            }
+        }
+    }
+}
+
 impl Kernel for Int8<'_> {
     type Output = ();
 
     #[inline(always)]
     unsafe fn compute<S: Simd>(self) {
-        if self.w.format == Format::Affine4 && self.tokens.len() <= S::DIRECT_TOKENS {
+        if self.is_direct::<S>() {
             // SAFETY: by contract.
             return unsafe { self.compute_direct::<S>() };
         }
         if S::MATRIX {
             // SAFETY: by contract.
-            return unsafe { S::multiply_matrix(self) };
+            return unsafe { S::multiply_matrix(std::slice::from_ref(&self)) };
         }
         let Int8 { w, rows, x, tokens, out, next } = self;
         let groups = w.cols / GROUP_SIZE;
@@ -318,7 +355,30 @@ impl Kernel for Int8<'_> {
     }
 }
 
-impl Int8<'_> {
+impl<'a> Int8<'a> {
+    /// A product, or nothing where there are no rows. Panics as [`matmul_rows`] does.
+    fn checked(
+        w: MatrixView<'a>,
+        rows: Range<usize>,
+        x: &'a QuantizedRows,
+        tokens: &'a [u32],
+        out: OutRows<'a>,
+        next: Next,
+    ) -> Option<Int8<'a>> {
+        assert!(w.format.is_affine(), "int8 activations meet affine weights only");
+        assert_eq!(w.cols, x.cols(), "the matrix and its activations differ in width");
+        check(&w, &rows, x.rows(), tokens, &out);
+        let groups = w.cols / GROUP_SIZE;
+        assert!(w.scales.len() >= w.rows * groups * 2 && w.biases.len() >= w.rows * groups * 2);
+        (!rows.is_empty()).then_some(Int8 { w, rows, x, tokens, out, next })
+    }
+
+    /// Whether weights are multiplied where they lie.
+    #[inline(always)]
+    fn is_direct<S: Simd>(&self) -> bool {
+        self.w.format == Format::Affine4 && self.tokens.len() <= S::DIRECT_TOKENS
+    }
+
     /// The form for few tokens on instruction sets that have [`TileOps::multiply_rows`](super::tile::TileOps).
     ///
     /// # Safety

@@ -238,9 +238,9 @@ pub trait TileOps: Copy + Send + Sync + 'static {
     /// [`TileOps::DIRECT_TOKENS`] tokens.
     const MATRIX: bool = false;
 
-    /// A whole product with the sums of [`TileOps::multiply`], without tiles of vectors.
+    /// Whole products of the same tokens, at least one, with the sums of [`TileOps::multiply`], without tiles of vectors.
     #[inline(always)]
-    unsafe fn multiply_matrix(_product: Int8<'_>) {
+    unsafe fn multiply_matrix(_products: &[Int8<'_>]) {
         unreachable!("only where MATRIX is set")
     }
 }

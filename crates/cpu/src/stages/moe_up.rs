@@ -1,5 +1,8 @@
 //! `moe_up`: gate and up projections of the routed experts and of the shared one, joined by SwiGLU.
 
+use std::cell::RefCell;
+use std::ops::Range;
+
 use lily_model::geometry::MoeGeometry;
 use lily_model::weights::{MatrixView, MoeWeights};
 
@@ -59,8 +62,7 @@ fn swiglu_plain<'a>(
 
 /// Fast form: routed and shared experts in one fork, each expert's weights read once for all its tokens.
 ///
-/// `routed` `[slots, expert_width]` and `shared` `[tokens, shared_width]` receive the inner activations;
-/// `gates` is scratch, at least as large as both together.
+/// `routed` `[slots, expert_width]` and `shared` `[tokens, shared_width]` receive the inner activations.
 pub fn fast(
     machine: &Machine,
     weights: &MoeWeights,
@@ -68,13 +70,9 @@ pub fn fast(
     routing: &Routing,
     routed: &mut Activations,
     shared: &mut Activations,
-    gates: &mut [f32],
 ) {
     let (width, shared_width) = (weights.gate_proj.rows, weights.shared_gate_proj.rows);
-    let (slots, tokens) = (routing.tokens.len(), routing.shared.len());
-    let (gates, shared_gates) = gates.split_at_mut(slots * width);
-    let gates = OutRows::new(gates, width);
-    let shared_gates = OutRows::new(&mut shared_gates[..tokens * shared_width], shared_width);
+    let tokens = routing.shared.len();
     let out = routed.writer();
     let shared_out = shared.writer();
     let task_rows = machine.task_rows(tokens, routing.active.len() * width);
@@ -103,41 +101,55 @@ pub fn fast(
             if task < routed_tasks {
                 let slots = routing.slots(task / per_expert);
                 let (first, tokens) = (slots.start, &routing.tokens[slots]);
-                swiglu(machine, normed, matrices, rows, tokens, gates, &out, first, next);
+                swiglu(machine, normed, matrices, rows, tokens, &out, first, next);
             } else {
                 let tokens = normed.indices(0..tokens);
-                swiglu(machine, normed, matrices, rows, tokens, shared_gates, &shared_out, 0, next);
+                swiglu(machine, normed, matrices, rows, tokens, &shared_out, 0, next);
             }
         }
     });
 }
 
+/// Bytes that a thread keeps for the gates of `tokens` tokens, at the most.
+pub fn scratch_bytes(geometry: &MoeGeometry, tokens: usize) -> usize {
+    tokens * geometry.expert_width.max(geometry.shared_width) * size_of::<f32>()
+}
+
+thread_local! {
+    /// Gates of the present task, `[tokens, rows up to the task's last]`: in a cache of the core, where a buffer for all experts would
+    /// not be.
+    static GATES: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
+}
+
 /// Rows `rows` of gate and up for `tokens`; the joined activations go to rows `first` and following of `out`.
-/// `gates` is scratch of the same shape; `next` is what this thread multiplies afterwards.
+/// `next` is what this thread multiplies afterwards.
 ///
 /// # Safety
-/// Columns `rows` of those rows are this call's alone, in `gates` and in `out`.
+/// Columns `rows` of those rows of `out` are this call's alone.
 #[allow(clippy::too_many_arguments, reason = "one argument per tensor")]
 unsafe fn swiglu(
     machine: &Machine,
     x: &Activations,
-    [gate_matrix, up_matrix]: [MatrixView<'_>; 2],
-    rows: std::ops::Range<usize>,
+    matrices: [MatrixView<'_>; 2],
+    rows: Range<usize>,
     tokens: &[u32],
-    gates: OutRows<'_>,
     out: &ActivationsWriter<'_>,
     first: usize,
     next: Next,
 ) {
-    let gates = gates.from_row(first);
-    // SAFETY: by contract.
+    let mut buffer = GATES.take();
+    let needed = tokens.len() * rows.end;
+    if buffer.len() < needed {
+        buffer.resize(needed, 0.0);
+    }
+    let gates = OutRows::new(&mut buffer[..needed], rows.end);
+    // SAFETY: by contract; the gates are this thread's.
     unsafe {
-        let up = Next::rows(&up_matrix, rows.start);
-        x.multiply(machine, gate_matrix, rows.clone(), tokens, gates, up);
-        x.multiply(machine, up_matrix, rows.clone(), tokens, out.values().from_row(first), next);
+        x.multiply_two(machine, matrices, rows.clone(), tokens, [gates, out.values().from_row(first)], next);
         for i in 0..tokens.len() {
             let gate = gates.row(i, rows.clone());
             out.fill(machine.isa, first + i, rows.clone(), |x| f32_ops::silu_gate(machine.isa, gate, x));
         }
     }
+    GATES.set(buffer);
 }
