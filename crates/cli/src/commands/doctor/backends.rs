@@ -124,8 +124,9 @@ fn metal(weights: &Weights, context: usize) -> Vec<Backend> {
         info.cores,
         gb(info.working_set)
     );
-    let plan =
-        |context| MemoryPlan::of_model(&device, weights, context, SHORT, u64::MAX).map(|(plan, _)| plan);
+    let plan = |context| {
+        MemoryPlan::of_model(&device, weights, context, SHORT, u64::MAX).map(|planned| planned.memory)
+    };
     let most = plan(Context::AtMost(usize::MAX)).ok().map(|plan| plan.context);
     vec![Backend {
         name: "metal",
