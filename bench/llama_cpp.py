@@ -5,8 +5,8 @@
 
 Each round measures both engines, and which comes first alternates. Every process finds its own weights in the
 page cache and the other's evicted, since the two files of 19.5 GB do not fit a machine of 24 GB together. How the
-cache is filled matters: see `warm`. Where the system gives pages of the cache back although memory is free, as it does
-once that is in small pieces, `--memory DIR` has the weights in a file system in memory instead. Prints a Markdown table; `--json`
+cache is filled matters: see `warm`. Where the system gives cold pages of the cache back although memory is free (DAMON's
+`pageout`), `--memory DIR` has the weights in a file system in memory instead. Prints a Markdown table; `--json`
 also keeps every sample. Linux only.
 """
 
