@@ -13,12 +13,13 @@ use lily_gpu::target::Target;
 use lily_model::geometry::Geometry;
 use lily_model::weights::Weights;
 
-use crate::device::{Argument, Buffer, Device, DeviceInfo, Dispatch, Pipeline, Touch};
+use crate::device::{Argument, Buffer, Device, DeviceInfo, Dispatch, Pipeline, Source, Touch};
 use crate::error::{DeviceError, MetalError};
 use crate::reach::{PoolAccess, Reach};
 use crate::slot::Slot;
 use crate::sources;
 use crate::store::{Pools, Store};
+use crate::tensors::{self, Products};
 use crate::weights::Loaded;
 
 /// How many rows a plan takes at the most; a step takes the first that has room for it.
@@ -72,14 +73,20 @@ pub struct Programs<D: Device> {
     plans: Vec<(Shape, Plan)>,
     /// How many are of decode.
     steps: usize,
-    pipelines: HashMap<&'static str, D::Pipeline>,
+    pipelines: Pipelines<D>,
+    /// Of products, with tensors: none where none are taken.
+    tensor_pipelines: Pipelines<D>,
+    info: DeviceInfo,
     workspace: HashMap<String, D::Buffer>,
     weights: Loaded<D::Buffer>,
     geometry: Geometry,
     /// Plans for slots, as long as the pools are where they were.
-    recorded: HashMap<(usize, usize), Recorded<D>>,
+    recorded: HashMap<(usize, Products, usize), Recorded<D>>,
     pools: Option<Pools<D::Buffer>>,
 }
+
+/// Kernels by name.
+type Pipelines<D> = HashMap<&'static str, <D as Device>::Pipeline>;
 
 /// The dispatches of a plan for a slot.
 #[derive(Debug)]
@@ -102,7 +109,8 @@ pub struct StepPlace<'a, D: Device> {
 }
 
 impl<D: Device> Programs<D> {
-    /// Compiles the kernels and allocates the workspace.
+    /// Compiles the kernels and allocates the workspace. Where passes of prompts are faster with tensors, and the device's tensors
+    /// multiply as they should, those kernels are compiled with them too ([`tensors`]); the log says where they do not.
     ///
     /// # Errors
     /// A kernel that the device does not take, or no memory.
@@ -115,8 +123,9 @@ impl<D: Device> Programs<D> {
     ) -> Result<Programs<D>, MetalError> {
         let steps = plans.len();
         plans.extend(prompt_plans);
-        let libraries = compile(device, geometry)?;
-        let mut pipelines: HashMap<&'static str, D::Pipeline> = HashMap::new();
+        let sources = Stage::ALL.map(|stage| (stage, sources::source(stage, geometry)));
+        let libraries = compile(device, &sources)?;
+        let mut pipelines: Pipelines<D> = HashMap::new();
         for dispatch in plans.iter().flat_map(|(_, plan)| &plan.dispatches) {
             let pipeline = match pipelines.get(dispatch.kernel) {
                 Some(pipeline) => pipeline,
@@ -125,14 +134,25 @@ impl<D: Device> Programs<D> {
                     pipelines.entry(dispatch.kernel).or_insert(pipeline)
                 }
             };
-            check(device.info(), pipeline, dispatch)?;
+            check(device.info(), pipeline, dispatch).map_err(MetalError::Model)?;
         }
+        let tensor_pipelines = tensor_pipelines(device, geometry, &plans[steps..])?;
         let workspace = shared_buffers(plans.iter().map(|(_, plan)| plan), &[Role::Activations])
             .into_iter()
             .map(|(name, bytes)| Ok((name.to_owned(), device.allocate(name, bytes as usize)?)))
             .collect::<Result<_, DeviceError>>()?;
-        let (geometry, recorded) = (geometry.clone(), HashMap::new());
-        Ok(Programs { plans, steps, pipelines, workspace, weights, geometry, recorded, pools: None })
+        Ok(Programs {
+            plans,
+            steps,
+            pipelines,
+            tensor_pipelines,
+            info: device.info().clone(),
+            workspace,
+            weights,
+            geometry: geometry.clone(),
+            recorded: HashMap::new(),
+            pools: None,
+        })
     }
 
     /// Where the weights lie.
@@ -181,10 +201,18 @@ impl<D: Device> Programs<D> {
             self.recorded.clear();
             self.pools = Some(pools.clone());
         }
-        let key = (self.index(work), place.number);
+        let index = self.index(work);
+        let (shape, plan) = &self.plans[index];
+        let with_tensors = match work {
+            Work::Prompt(Shape { rows, .. }) if !self.tensor_pipelines.is_empty() => {
+                Products::of_prompt(&self.info, &self.geometry, shape.rows, rows)
+            }
+            _ => Products::default(),
+        };
+        let key = (index, with_tensors, place.number);
         let recorded = match self.recorded.remove(&key) {
             Some(recorded) => recorded,
-            None => self.record(&self.plans[key.0].1, place.slot, &pools)?,
+            None => self.record(plan, with_tensors, place.slot, &pools)?,
         };
         let recorded = self.recorded.entry(key).or_insert(recorded);
         if D::WATCHES {
@@ -202,6 +230,7 @@ impl<D: Device> Programs<D> {
     fn record(
         &self,
         plan: &Plan,
+        with_tensors: Products,
         slot: &Slot<D>,
         pools: &Pools<D::Buffer>,
     ) -> Result<Recorded<D>, DeviceError> {
@@ -258,9 +287,11 @@ impl<D: Device> Programs<D> {
             let always = touches.len();
             let layer = dispatch.layer.map_or_else(String::new, |layer| format!(" of layer {layer}"));
             let memory = dispatch.shared_bytes.next_multiple_of(16);
+            let kernel = dispatch.kernel;
+            let tensors = self.tensor_pipelines.get(kernel).filter(|_| with_tensors.include(dispatch.stage));
             let dispatch = Dispatch {
-                label: format!("{}{layer}", dispatch.kernel),
-                pipeline: self.pipelines[dispatch.kernel].clone(),
+                label: format!("{kernel}{layer}"),
+                pipeline: tensors.unwrap_or_else(|| &self.pipelines[kernel]).clone(),
                 arguments,
                 threadgroup_memory: (memory > 0).then_some(memory).into_iter().collect(),
                 grid: dispatch.grid,
@@ -277,13 +308,69 @@ impl<D: Device> Programs<D> {
     }
 }
 
+/// The pipelines with tensors of all products that may take them in passes with `plans`. None where the device has no
+/// faster ones, and none, with a word in the log, where it cannot be trusted with them.
+fn tensor_pipelines<D: Device>(
+    device: &D,
+    geometry: &Geometry,
+    plans: &[(Shape, Plan)],
+) -> Result<Pipelines<D>, MetalError> {
+    let mut products = HashMap::new();
+    for (shape, plan) in plans {
+        let taken = Products::of_prompt(device.info(), geometry, shape.rows, shape.rows);
+        let products_of = |dispatch: &&lily_gpu::plan::Dispatch| {
+            taken.include(dispatch.stage) && metal::kernel_rows(dispatch.kernel) == Some(tensors::BLOCK_ROWS)
+        };
+        let of_plan = plan.dispatches.iter().filter(products_of);
+        products.extend(of_plan.map(|dispatch| (dispatch.kernel, dispatch)));
+    }
+    if products.is_empty() {
+        return Ok(HashMap::new());
+    }
+    let made = if tensors::agree(device, &sources::products_check(geometry))? {
+        with_tensors(device, geometry, &products)
+    } else {
+        let reason = "tensors do not multiply as this GPU's other units do".to_owned();
+        Err(DeviceError::Failed { pass: "products_check".to_owned(), reason })
+    };
+    made.or_else(|reason| {
+        tracing::warn!(%reason, "prompts go without this GPU's tensors, which is slower");
+        Ok(HashMap::new())
+    })
+}
+
+/// `products` by name, compiled with tensors.
+fn with_tensors<D: Device>(
+    device: &D,
+    geometry: &Geometry,
+    products: &HashMap<&'static str, &lily_gpu::plan::Dispatch>,
+) -> Result<Pipelines<D>, DeviceError> {
+    let uses = |stage: &Stage| products.values().any(|dispatch| dispatch.stage == *stage);
+    let stages = Stage::ALL.into_iter().filter(uses);
+    let sources: Vec<_> =
+        stages.map(|stage| (stage, sources::source(stage, geometry).with_tensors())).collect();
+    let libraries = compile(device, &sources)?;
+    let pipeline = |(&kernel, &dispatch): (&&'static str, &&lily_gpu::plan::Dispatch)| {
+        let library = libraries.iter().find(|(stage, _)| *stage == dispatch.stage);
+        let (_, library) = library.ok_or_else(|| missing(kernel))?;
+        let pipeline = device.tensor_pipeline(library, kernel, dispatch.threads)?;
+        let refused = |reason| DeviceError::Kernel { kernel: kernel.to_owned(), reason };
+        check(device.info(), &pipeline, dispatch).map_err(refused)?;
+        Ok((kernel, pipeline))
+    };
+    products.iter().map(pipeline).collect()
+}
+
 /// A library for each stage, compiled side by side.
-fn compile<D: Device>(device: &D, geometry: &Geometry) -> Result<Vec<(Stage, D::Library)>, DeviceError> {
+fn compile<D: Device>(
+    device: &D,
+    sources: &[(Stage, Source)],
+) -> Result<Vec<(Stage, D::Library)>, DeviceError> {
     thread::scope(|scope| {
-        let compilers = Stage::ALL.map(|stage| {
-            let source = sources::source(stage, geometry);
-            (stage, scope.spawn(move || device.compile(&source)))
-        });
+        let compilers: Vec<_> = sources
+            .iter()
+            .map(|(stage, source)| (*stage, scope.spawn(move || device.compile(source))))
+            .collect();
         let finished = |(stage, compiler): (Stage, thread::ScopedJoinHandle<'_, _>)| {
             Ok((stage, compiler.join().expect("a compiler does not panic")?))
         };
@@ -315,19 +402,18 @@ fn check<P: Pipeline>(
     info: &DeviceInfo,
     pipeline: &P,
     dispatch: &lily_gpu::plan::Dispatch,
-) -> Result<(), MetalError> {
+) -> Result<(), String> {
     let (kernel, threads) = (dispatch.kernel, dispatch.threads);
     let most = pipeline.max_threads();
     let memory = dispatch.shared_bytes.saturating_add(pipeline.threadgroup_memory());
     if threads > most {
-        let what =
-            format!("{kernel} runs with at most {most} threads on this GPU and its plan has {threads}");
-        return Err(MetalError::Model(what));
+        return Err(format!(
+            "{kernel} runs with at most {most} threads on this GPU and its plan has {threads}"
+        ));
     }
     if memory > info.threadgroup_memory {
         let has = info.threadgroup_memory;
-        let what = format!("{kernel} needs {memory} bytes of threadgroup memory and this GPU has {has}");
-        return Err(MetalError::Model(what));
+        return Err(format!("{kernel} needs {memory} bytes of threadgroup memory and this GPU has {has}"));
     }
     Ok(())
 }

@@ -4,13 +4,18 @@
 //! Both are in `kernels/gemm.h` and give the same bits, so this is a matter of speed alone: [`are_faster`]. But compilers and systems have
 //! been reported to multiply wrongly with tensors and say nothing (ml-explore/mlx, issues 3585 and 3586). What is exact can be
 //! compared to the bit, so [`agree`] has both units multiply on the machine itself, before anything is made with tensors. Where it says no everything is
-//! as without. Where it says yes a product's kernel is compiled from [`Source::with_tensors`] and made ready with [`Device::tensor_pipeline`].
+//! as without. Where it says yes a product's kernel is compiled from [`Source::with_tensors`] and made ready with [`Device::tensor_pipeline`]
+//! beside the one without, and each pass takes either by its rows ([`Products`]).
 //!
 //! On earlier GPUs Metal 4 has `matmul2d` too, and runs it on the same units as `simdgroup_matrix`: llama.cpp takes it from the M5 on
 //! alone (ggml-org/llama.cpp, pull request 16634). That it takes about 400 rows on an M5 to be the faster one is by public reports; Lily
 //! has not measured it.
 
 use std::time::Duration;
+
+use lily_gpu::prefill::metal;
+use lily_gpu::stage::Stage;
+use lily_model::geometry::Geometry;
 
 use crate::device::{Argument, Buffer, Completion, Device, DeviceInfo, Dispatch, Pass, Source, Touch};
 use crate::error::DeviceError;
@@ -38,6 +43,32 @@ const ONE: u16 = 0x3f80;
 /// Whether a product goes through `matmul2d` in which a matrix meets `rows` rows (of an expert: on average) in blocks of `block_rows`.
 pub fn are_faster(info: &DeviceInfo, block_rows: usize, rows: usize) -> bool {
     info.has_metal4 && info.family >= FAMILY && block_rows == BLOCK_ROWS && rows >= FEWEST_ROWS
+}
+
+/// Which products of a pass go through `matmul2d`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Products {
+    /// Those of all rows.
+    pub dense: bool,
+    /// Those of experts.
+    pub experts: bool,
+}
+
+impl Products {
+    /// Those of a pass of `rows` tokens with a plan for `plan_rows`.
+    pub fn of_prompt(info: &DeviceInfo, geometry: &Geometry, plan_rows: usize, rows: usize) -> Products {
+        let (dense_block, experts_block) = metal::block_rows(geometry, plan_rows);
+        let (dense, experts) = metal::matrix_rows(geometry, rows);
+        Products {
+            dense: are_faster(info, dense_block, dense),
+            experts: are_faster(info, experts_block, experts),
+        }
+    }
+
+    /// Whether those of `stage` are among them.
+    pub fn include(self, stage: Stage) -> bool {
+        if matches!(stage, Stage::MoeUp | Stage::MoeDown) { self.experts } else { self.dense }
+    }
 }
 
 /// Whether `device` multiplies with tensors, and to the bit what it does without them, for weights of 4 and of 8 bits: over the largest numbers, with
@@ -151,6 +182,17 @@ mod tests {
         assert!(!are_faster(&m5, 64, 399) && !are_faster(&m5, 32, 8192));
         // Metal 4 without accelerators, and an M5 whose system is older.
         assert!(!are_faster(&info(9, true), 64, 8192) && !are_faster(&info(10, false), 64, 8192));
+    }
+
+    #[test]
+    fn experts_take_tensors_from_the_rows_on_that_each_has_on_average() {
+        let (m5, model) = (info(10, true), Geometry::qwen3_6_35b_a3b());
+        let of = |plan_rows, rows| Products::of_prompt(&m5, &model, plan_rows, rows);
+        assert_eq!(of(512, 399), Products::default());
+        // 64 rows for each of 256 experts, in blocks of 32.
+        assert_eq!(of(2048, 2048), Products { dense: true, experts: false });
+        assert_eq!(of(16_384, 16_384), Products { dense: true, experts: true });
+        assert!(!of(2048, 2048).include(Stage::MoeDown) && of(2048, 2048).include(Stage::MoeRoute));
     }
 
     #[test]

@@ -85,6 +85,16 @@ pub fn block_rows(geometry: &Geometry, rows: usize) -> (usize, usize) {
     (Blocks::Rows(rows).size(), Blocks::Experts(routed).size())
 }
 
+/// Rows that a matrix meets in a pass of `rows` tokens: a dense one, and one of an expert's on average.
+pub fn matrix_rows(geometry: &Geometry, rows: usize) -> (usize, usize) {
+    (rows, rows * geometry.moe.top_k / geometry.moe.experts)
+}
+
+/// Rows of a block of `kernel`, where it is a product of [`record`]'s plans.
+pub fn kernel_rows(kernel: &str) -> Option<usize> {
+    kernel.rsplit_once("_prefill_").and_then(|(_, rows)| rows.parse().ok())
+}
+
 /// The instances of a kernel for [`BLOCKS`].
 type Sized = [&'static str; BLOCKS.len()];
 macro_rules! sized {
@@ -557,5 +567,13 @@ mod tests {
         // Experts' rows in chunks of 32, 128, 512, 2,048 and 8,192 tokens of the full model.
         let experts = [1.0, 4.0, 16.0, 64.0, 256.0].map(|rows| Blocks::Experts(rows).size());
         assert_eq!(experts, [8, 8, 16, 32, 64]);
+    }
+
+    #[test]
+    fn a_product_says_in_its_name_how_many_rows_its_blocks_have() {
+        for (name, rows) in sized!("moe_up_prefill").into_iter().zip(BLOCKS) {
+            assert_eq!(kernel_rows(name), Some(rows));
+        }
+        assert_eq!(["moe_sum_prefill", "head_batch"].map(kernel_rows), [None; 2]);
     }
 }

@@ -201,6 +201,13 @@ pub struct Pipeline {
     threads: Option<u32>,
 }
 
+impl Pipeline {
+    /// Whether it is one of [`Device::tensor_pipeline`].
+    pub fn has_tensors(&self) -> bool {
+        self.kernels.tensors
+    }
+}
+
 impl device::Pipeline for Pipeline {
     fn max_threads(&self) -> u32 {
         MAX_THREADS

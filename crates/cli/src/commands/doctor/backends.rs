@@ -110,6 +110,7 @@ fn metal(weights: &Weights, context: usize) -> Vec<Backend> {
     use lily_metal::apple::AppleDevice;
     use lily_metal::memory_plan::MemoryPlan;
     use lily_metal::program::SHORT;
+    use lily_metal::tensors;
 
     let device = match AppleDevice::open(0) {
         Ok(device) => device,
@@ -119,10 +120,15 @@ fn metal(weights: &Weights, context: usize) -> Vec<Backend> {
     };
     let info = device.info();
     let says = format!(
-        "{}, {} cores, of whose memory macOS lets it keep {}; not yet run on a Mac, so taken with --backend metal only",
+        "{}, {} cores, of whose memory macOS lets it keep {}; prompts {} tensors; not yet run on a Mac, so taken with --backend metal only",
         info.name,
         info.cores,
-        gb(info.working_set)
+        gb(info.working_set),
+        if tensors::are_faster(info, tensors::BLOCK_ROWS, tensors::FEWEST_ROWS) {
+            "with Metal 4's"
+        } else {
+            "without"
+        }
     );
     let plan = |context| {
         MemoryPlan::of_model(&device, weights, context, SHORT, u64::MAX).map(|planned| planned.memory)
