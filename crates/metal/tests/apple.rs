@@ -19,6 +19,14 @@ fn the_demo_answers_as_plain_f32_does() {
 }
 
 #[test]
+fn a_long_prompt_is_answered_as_on_the_cpu_whatever_it_is_cut_into() {
+    let cuts: [&[usize]; 5] = [&[2048], &[512], &[256], &[64], &[300, 1, 97, 640, 33]];
+    for prompt in [conformance::RECALL_1K, conformance::RECALL_4K] {
+        conformance::a_long_prompt_is_answered_as_on_the_cpu(&gpu(), prompt, &cuts);
+    }
+}
+
+#[test]
 fn the_same_tokens_give_the_same_bits() {
     conformance::the_same_tokens_give_the_same_bits(&gpu(), [140, 61]);
 }

@@ -28,6 +28,20 @@ fn all_answers_of_the_demo_are_those_of_plain_f32_under_three_seeds() {
 }
 
 #[test]
+#[ignore = "minutes of computing; .ci/run runs it"]
+fn a_prompt_of_4000_tokens_is_answered_as_on_the_cpu_in_large_and_uneven_pieces() {
+    let cuts: [&[usize]; 2] = [&[512], &[300, 1, 97, 640, 33]];
+    conformance::a_long_prompt_is_answered_as_on_the_cpu(&gpu(11, false), conformance::RECALL_4K, &cuts);
+}
+
+#[test]
+#[ignore = "a minute or more of computing; .ci/run runs it"]
+fn a_prompt_of_1000_tokens_is_answered_as_on_the_cpu_in_small_pieces() {
+    let cuts: [&[usize]; 2] = [&[256], &[64]];
+    conformance::a_long_prompt_is_answered_as_on_the_cpu(&gpu(12, false), conformance::RECALL_1K, &cuts);
+}
+
+#[test]
 fn the_same_tokens_give_the_same_bits() {
     conformance::the_same_tokens_give_the_same_bits(&gpu(4, false), [70, 9]);
 }

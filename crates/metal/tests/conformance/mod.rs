@@ -4,6 +4,7 @@
 //! Plain f32, because tokens that follow the end of an answer have no margin: there int8 activations choose others.
 
 use std::collections::HashSet;
+use std::ops::Range;
 
 use lily_cpu::{CpuBackend, CpuOptions, Numerics};
 use lily_engine::backend::{Backend, BackendError, DecodeStep, Input, SequenceId, StepOutput, Want};
@@ -27,6 +28,11 @@ const TOKENS: usize = 64;
 const FAMILIES: [&str; 5] = ["sum", "reverse", "json", "thinking", "tool_answer"];
 /// The most tokens of a sequence here.
 const CONTEXT: usize = 1024;
+/// Families of questions about long texts, and how many tokens these have.
+pub const RECALL_1K: (&str, Range<usize>) = ("recall_1k", 900..1_100);
+pub const RECALL_4K: (&str, Range<usize>) = ("recall_4k", 3_900..4_400);
+/// The most tokens of an answer to one.
+const LONGEST_ANSWER: usize = 64;
 /// Contexts of more tokens have attention's layout for long ones: within every answer below.
 const SHORT: usize = 64;
 /// What logits may differ from plain f32, relative to their size: keys and values are rounded to f16, and sums have
@@ -35,9 +41,13 @@ const LOGITS: f64 = 2e-3;
 
 /// A backend for the demo.
 pub fn open<D: Device>(device: &D) -> MetalBackend<D> {
+    open_for(device, CONTEXT)
+}
+
+fn open_for<D: Device>(device: &D, context: usize) -> MetalBackend<D> {
     let weights = Checkpoint::demo().unwrap().weights().unwrap();
     let options =
-        MetalOptions { context: Context::Exactly(CONTEXT), short: SHORT, ..MetalOptions::default() };
+        MetalOptions { context: Context::Exactly(context), short: SHORT, ..MetalOptions::default() };
     MetalBackend::new(device, &weights, &options).unwrap()
 }
 
@@ -174,6 +184,56 @@ fn distance(found: &[f32], expected: &[f32]) -> f64 {
     let square = |x: f32| f64::from(x) * f64::from(x);
     let differences: f64 = found.iter().zip(expected).map(|(a, b)| square(a - b)).sum();
     (differences / expected.iter().map(|&x| square(x)).sum::<f64>()).sqrt()
+}
+
+/// The first question of a family about a long text has the answer that `cpu` gives with the options it has by default, whatever the prompt is cut into, and
+/// the logits before the answer have the same bits: each of `cuts` has the tokens of its pieces in turn.
+pub fn a_long_prompt_is_answered_as_on_the_cpu<D: Device>(
+    device: &D,
+    (family, tokens): (&str, Range<usize>),
+    cuts: &[&[usize]],
+) {
+    let demo = Checkpoint::demo().unwrap();
+    let prompt = prompts(&[family]).remove(0);
+    assert!(tokens.contains(&prompt.len()), "{} tokens of prompt", prompt.len());
+    let ends = demo.generation_config().eos_token_ids;
+    let context = tokens.end + LONGEST_ANSWER;
+    let options = CpuOptions { ctx_len: context, ..CpuOptions::default() };
+    let mut cpu = CpuBackend::new(demo.weights().unwrap(), options).unwrap();
+    let (sequence, first) = prefill(&mut cpu, &prompt, usize::MAX).unwrap();
+    let mut expected = Vec::from_iter(first.token);
+    while !ends.contains(&expected[expected.len() - 1]) {
+        expected.extend(decode(&mut cpu, &[sequence], 1).unwrap().remove(0));
+        assert!(expected.len() < LONGEST_ANSWER, "an answer that does not end: {expected:?}");
+    }
+
+    let mut backend = open_for(device, context);
+    let mut logits = None;
+    for pieces in cuts {
+        let sequence = backend.open(None).unwrap();
+        let (mut rest, mut last) = (&prompt[..], None);
+        for &piece in pieces.iter().cycle() {
+            let (piece, more) = rest.split_at(piece.min(rest.len()));
+            rest = more;
+            let want = if rest.is_empty() { Want::Logits } else { Want::Nothing };
+            let ticket = backend.extend(sequence, piece, want).unwrap();
+            last = backend.collect(ticket).unwrap().pop();
+            if rest.is_empty() {
+                break;
+            }
+        }
+        let last = last.unwrap();
+        let mut found = Vec::from_iter(last.token);
+        found.extend(decode(&mut backend, &[sequence], expected.len() - 1).unwrap().remove(0));
+        assert_eq!(found, expected, "in pieces of {pieces:?}");
+        let first = logits.get_or_insert_with(|| last.logits.clone());
+        assert!(
+            *first == last.logits,
+            "logits of a prompt in pieces of {pieces:?} and in those of {:?}",
+            cuts[0]
+        );
+        backend.close(sequence);
+    }
 }
 
 /// A row has the same bits however a prompt is cut, whatever shares a step, and after a snapshot or an export.

@@ -326,6 +326,11 @@ impl Random {
         z ^ (z >> 31)
     }
 
+    /// A number of a range.
+    pub fn within(&mut self, range: Range<usize>) -> usize {
+        range.start + (self.next() % range.len() as u64) as usize
+    }
+
     /// Nearly normal, with a deviation of one: the sum of four uniform numbers.
     pub fn normal(&mut self) -> f32 {
         let bits = self.next();

@@ -7,6 +7,8 @@ mod compare;
 mod gpu;
 mod routing;
 
+use std::ops::Range;
+
 use gpu::{Gpu, Random};
 use lily_model::checkpoint::Checkpoint;
 use lily_model::geometry::{Geometry, LayerKind};
@@ -27,6 +29,8 @@ const CASES: [(&str, &[Seen]); 4] = [
 const SHORT: usize = 4096;
 /// The most positions of a sequence here.
 const CONTEXT: usize = 1 << 15;
+/// The most tokens before a chunk that starts anywhere: a few pages.
+const SEEN: usize = 300;
 
 fn demo() -> Weights {
     Checkpoint::demo().and_then(|demo| demo.weights()).unwrap()
@@ -123,7 +127,8 @@ fn check_prompt(weights: &Weights, seed: u64, (seen, more): Seen, router: Option
 }
 
 #[test]
-fn every_stage_of_a_prompt_is_the_plain_one_under_three_seeds() {
+#[ignore = "a minute or more of computing; .ci/run runs it"]
+fn every_stage_of_a_prompt_is_the_plain_one_in_all_layers_under_three_seeds() {
     for (seed, seen) in [(1, (0, 33)), (2, (62, 5)), (3, (129, 1))] {
         check_prompt(&demo(), seed, seen, None);
     }
@@ -133,6 +138,36 @@ fn every_stage_of_a_prompt_is_the_plain_one_under_three_seeds() {
 fn so_is_every_stage_of_a_prompt_with_the_full_models_widths() {
     let (weights, _dir) = wide();
     check_prompt(&weights, 4, (63, 3), None);
+}
+
+/// A layer of each kind of the demo: the same kernels as all eight, in a quarter of the time.
+fn two_layers() -> Weights {
+    let mut weights = demo();
+    let first = weights.geometry.layers.iter().position(|kind| *kind == LayerKind::Attention).unwrap() - 1;
+    weights.layers = weights.layers.drain(first..first + 2).collect();
+    weights.geometry.layers = vec![LayerKind::Delta, LayerKind::Attention];
+    weights
+}
+
+/// Chunks of random lengths, one from each of `lengths`, that start anywhere in the first pages, under three seeds; every other one with skewed routing.
+fn check_any_chunks(random: u64, lengths: [Range<usize>; 3]) {
+    let weights = two_layers();
+    let mut random = Random(random);
+    for (seed, lengths) in (1..).zip(lengths) {
+        let (seen, more) = (random.within(0..SEEN), random.within(lengths));
+        check_prompt(&weights, seed, (seen, more), if seed % 2 == 1 { Some(skewed) } else { None });
+    }
+}
+
+#[test]
+fn every_stage_of_a_chunk_of_any_length_is_the_plain_one_wherever_it_starts() {
+    check_any_chunks(21, [1..8, 8..16, 16..24]);
+}
+
+#[test]
+#[ignore = "a minute or more of computing; .ci/run runs it"]
+fn so_is_every_stage_of_a_long_chunk() {
+    check_any_chunks(22, [24..100, 100..200, 200..301]);
 }
 
 /// What no router of the demo leaves: every row has the same experts, and most experts have no row.
