@@ -18,7 +18,7 @@ use lily_model::geometry::{Geometry, LayerKind};
 use lily_model::weights::{Format, LayerWeights, Matrix, Weights};
 
 use crate::layout::{KvLayout, PAGE_TOKENS, StateLayout};
-use crate::packing::{self, Group};
+use crate::packing::{self, BF16, Group};
 use crate::plan::{BufferId, Mode, Plan, Recorder, Recording, Role};
 use crate::sampling;
 use crate::stage::Stage;
@@ -31,9 +31,6 @@ use crate::workspace::{F32, PART_SCALARS, Sampling, U32, Workspace};
 pub const MAX_ROWS: usize = 32;
 /// Parts that attention cuts a row's cache into at the most. A row that has few positions has fewer.
 pub const SPANS: usize = 64;
-
-/// Bytes of a bf16.
-const BF16: u64 = 2;
 
 /// Threads of a block that works on a row element by element.
 const ROW_THREADS: u32 = 256;

@@ -3,7 +3,7 @@
 use lily_model::weights::{Format, LayerWeights, Matrix, Mixer, Weights};
 
 /// Bytes of a bf16.
-const BF16: u64 = 2;
+pub(crate) const BF16: u64 = 2;
 
 /// The projections of one kernel.
 #[derive(Clone, Debug)]

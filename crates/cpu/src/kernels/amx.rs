@@ -29,7 +29,7 @@ use std::ops::Range;
 use lily_model::weights::{Format, GROUP_SIZE};
 
 use super::activations::QuantizedRows;
-use super::avx512::{first_lanes, transpose};
+use super::avx512::{ask_after, first_lanes, transpose};
 use super::matmul::Int8;
 use super::simd::LANES;
 use super::tile::{GROUP_BYTES, LINE, PANEL_ROWS};
@@ -555,7 +555,7 @@ unsafe fn scale<const ASK: bool, const WIDE: bool>(
             let sum = _mm512_fmadd_ps(dots, _mm512_mul_ps(scale, x_scales), sums[row]);
             let sum = _mm512_fmadd_ps(bias, x_sums, sum);
             sums[row] = if ASK && row % (PANEL_ROWS / lines) == 0 {
-                ask_after(ahead.wrapping_add(row * lines / PANEL_ROWS * LINE), sum)
+                ask_after_sum(ahead.wrapping_add(row * lines / PANEL_ROWS * LINE), sum)
             } else {
                 sum
             };
@@ -563,28 +563,19 @@ unsafe fn scale<const ASK: bool, const WIDE: bool>(
         if ASK {
             // Scales and biases of sixteen rows and two groups are a line each.
             let affine = if group.is_multiple_of(2) { scales } else { biases };
-            sums[0] = ask_after(affine.wrapping_add(group / 2 * LINE), sums[0]);
+            sums[0] = ask_after_sum(affine.wrapping_add(group / 2 * LINE), sums[0]);
         }
     }
 }
 
-/// Asks the second cache for a line after `value` is there: the compiler would gather such requests, and in a burst they
-/// hold up the reads behind them.
+/// [`ask_after`] of the second cache, for a sum.
 ///
 /// # Safety
 /// AVX-512 is there.
-#[inline]
-#[target_feature(enable = "avx512f")]
-unsafe fn ask_after(place: *const u8, mut value: __m512) -> __m512 {
-    // SAFETY: a hint.
-    unsafe {
-        asm!(
-            "prefetcht1 [{place}]", "/* {value} */",
-            place = in(reg) place, value = inout(zmm_reg) value,
-            options(nostack, preserves_flags, readonly)
-        );
-    }
-    value
+#[inline(always)]
+unsafe fn ask_after_sum(place: *const u8, sum: __m512) -> __m512 {
+    // SAFETY: by contract.
+    unsafe { _mm512_castsi512_ps(ask_after::<true>(place, _mm512_castps_si512(sum))) }
 }
 
 /// Unpacks a group of a panel.

@@ -317,7 +317,7 @@ unsafe fn both_groups(q: *const i8, second: usize) -> __m512i {
 /// The instruction set is there; the line is not touched, and the request never faults.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
-unsafe fn ask_after<const SECOND: bool>(place: *const u8, mut value: __m512i) -> __m512i {
+pub(super) unsafe fn ask_after<const SECOND: bool>(place: *const u8, mut value: __m512i) -> __m512i {
     // SAFETY: a hint.
     unsafe {
         if SECOND {

@@ -13,11 +13,12 @@ use lily_model::weights::{LayerWeights, Weights};
 
 use crate::decode::{Shape, tile_bytes};
 use crate::layout::{KvLayout, StateLayout};
-use crate::packing::{self, Group};
+use crate::packing::{self, BF16, Group};
 use crate::plan::{BufferId, Mode, Plan, Recorder, Recording, Role};
 use crate::prompt::PromptLayout;
 use crate::stage::Stage;
 use crate::target::{ACTIVATION_CHUNK_BYTES, CHUNK_INPUTS, Launch, TILE_ROWS};
+use crate::workspace::{F32, U32};
 
 /// The most tokens that a pass takes.
 pub const MOST_ROWS: usize = 4096;
@@ -36,10 +37,6 @@ const PACKED_ROW_BYTES: usize = 16;
 /// Words of a row's choice of experts, and of a run of slots of one expert.
 const CHOICE_WORDS: usize = 32;
 const RUN_WORDS: usize = 4;
-
-const F32: u64 = size_of::<f32>() as u64;
-const U32: u64 = size_of::<u32>() as u64;
-const BF16: u64 = 2;
 
 /// Threads that a plan says before a module does.
 const THREADS: u32 = 256;
