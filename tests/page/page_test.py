@@ -116,6 +116,21 @@ def a_long_answer_tells_its_speed(page):
     expect(answer.locator(".speed")).to_have_text(told)
 
 
+def an_answer_that_comes_at_once_has_no_speed(page):
+    # As where the browser is too busy to see one piece after the other: no time passes. All that is said is noted.
+    page.page.evaluate("""() => {
+        performance.now = () => 1;
+        window.told = [];
+        const note = () => told.push(document.querySelector(".turn:last-child .speed")?.textContent);
+        new MutationObserver(note).observe(document.getElementById("turns"), { childList: true, subtree: true });
+    }""")
+    with page.no_end_before(500):
+        answer = page.ask("Tell me a story.")
+    expect(answer.locator(".speed")).to_have_text(re.compile(r"^500 tokens · \d+ read\b"))
+    told = page.page.evaluate("delete performance.now, told")
+    assert told and not any("tokens/s" in text for text in told if text), told
+
+
 def an_answer_can_be_stopped(page):
     with page.no_end_before(30_000):
         page.page.fill("#ask", "Tell me a story.")
@@ -206,6 +221,7 @@ def check(args, server):
                 lambda: thinking_is_folded(page),
                 lambda: a_tool_is_called_and_its_result_is_answered(page),
                 lambda: a_long_answer_tells_its_speed(page),
+                lambda: an_answer_that_comes_at_once_has_no_speed(page),
                 lambda: an_answer_can_be_stopped(page),
                 lambda: markup_in_an_answer_is_text(page),
                 lambda: nothing_was_complained_of_and_nobody_else_was_asked(page, url),
