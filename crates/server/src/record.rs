@@ -128,28 +128,31 @@ impl Record {
     /// The engine failed; `reason` says how.
     pub fn failed(&mut self, reason: &str) {
         let Some(open) = self.0.take() else { return };
+        open.count("error");
         let (prompt, completion) = (open.prompt_tokens, open.generated);
         tracing::warn!(id = open.id, prompt, completion, reason, finish = "error", "failed");
-        open.close("error", Some(reason));
+        open.write_text("error", Some(reason));
     }
 }
 
 impl Drop for Record {
     fn drop(&mut self) {
         let Some(open) = self.0.take() else { return };
+        open.count("abort");
         let (prompt, completion) = (open.prompt_tokens, open.generated);
         let after_ms = milliseconds(open.started.elapsed());
         tracing::info!(id = open.id, prompt, completion, after_ms, finish = "abort", "the client went away");
-        open.close("abort", None);
+        open.write_text("abort", None);
     }
 }
 
 impl Open {
-    fn close(self, finish: &'static str, reason: Option<&str>) {
+    /// Counts an answer that did not come to its end, before its line goes into the log: whoever has read that is to
+    /// find it counted.
+    fn count(&self, finish: &'static str) {
         if let Some(metrics) = &self.metrics {
             metrics.finished(finish);
         }
-        self.write_text(finish, reason);
     }
 
     /// Prompt and answer, where they are asked for.
