@@ -114,8 +114,38 @@ fn a_profile_that_the_backend_cannot_give_is_said_to_be_missing() {
     assert!(text(&output.stdout).contains("decode at") && !text(&output.stdout).contains("kernels"));
 }
 
+/// Waits until a process sees to Ctrl-C itself and has computed for so many seconds, by what the kernel tells of it.
+#[cfg(target_os = "linux")]
+fn wait_until_under_way(process: u32, seconds: u64) {
+    use std::time::{Duration, Instant};
+
+    /// The bit of SIGINT in a set of signals.
+    const SIGINT: u64 = 1 << 1;
+    /// What the kernel counts a process's time in.
+    const TICKS_PER_SECOND: u64 = 100;
+    /// Longest wait; only a failing test waits so long.
+    const PATIENCE: Duration = Duration::from_secs(120);
+    let file = |name: &str| std::fs::read_to_string(format!("/proc/{process}/{name}")).expect("it runs");
+    let under_way = || {
+        let status = file("status");
+        let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).expect("a set of signals");
+        let caught = u64::from_str_radix(caught.trim(), 16).expect("it is in hexadecimal");
+        // After the name: the state is the third field, times in user and in kernel mode are the 14th and 15th.
+        let stat = file("stat");
+        let (_, fields) = stat.rsplit_once(") ").expect("the name is in parentheses");
+        let times = fields.split(' ').skip(11).take(2);
+        let ticks: u64 = times.map(|ticks| ticks.parse::<u64>().expect("a count")).sum();
+        caught & SIGINT != 0 && ticks >= seconds * TICKS_PER_SECOND
+    };
+    let start = Instant::now();
+    while !under_way() {
+        assert!(start.elapsed() < PATIENCE, "it computes nothing, or does not see to Ctrl-C");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
 /// Ctrl-C, as the terminal sends it.
-#[cfg(unix)]
+#[cfg(target_os = "linux")]
 #[test]
 fn an_interrupt_ends_it_with_one_sentence() {
     use std::process::{Command, Stdio};
@@ -128,8 +158,8 @@ fn an_interrupt_ends_it_with_one_sentence() {
         .stderr(Stdio::piped())
         .spawn()
         .expect("lily starts");
-    // Long enough for it to be under way, and far shorter than it would take.
-    std::thread::sleep(std::time::Duration::from_millis(700));
+    // Far shorter than it would take.
+    wait_until_under_way(bench.id(), 1);
     let sent = Command::new("kill").args(["-INT", &bench.id().to_string()]).status().expect("kill runs");
     assert!(sent.success());
     let output = bench.wait_with_output().expect("lily ends");

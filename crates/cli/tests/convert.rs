@@ -28,7 +28,7 @@ const GOLDEN: &str =
     concat!(env!("CARGO_MANIFEST_DIR"), "/../../oracle/golden/mlx_teacher_forced.safetensors");
 /// Longest wait for something that must happen soon; only a failing test waits so long.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Conversions that may end before they are killed.
+/// Conversions that may have written everything before they are killed.
 const ATTEMPTS: usize = 20;
 
 /// What the demo means, unquantized, in Hugging Face's layout.
@@ -134,12 +134,16 @@ fn a_killed_conversion_goes_on_with_what_is_missing() {
         let output = run(&mut convert(from.path(), to.path(), &flags));
         assert!(output.status.success(), "{}", text(&output.stderr));
         let after = whole_files(to.path());
+        if before.len() == after.len() {
+            // It was killed after its last file.
+            continue;
+        }
         assert!(text(&output.stderr).contains("weight files were there already"));
         assert!(before.iter().all(|(name, time)| after[name] == *time), "{before:?} {after:?}");
-        assert!(before.len() < after.len() && tensors(to.path()) == tensors(reference.path()));
+        assert!(tensors(to.path()) == tensors(reference.path()));
         return;
     }
-    panic!("each of {ATTEMPTS} conversions ended before it was killed");
+    panic!("each of {ATTEMPTS} conversions had written everything before it was killed");
 }
 
 #[cfg(unix)]

@@ -333,9 +333,7 @@ fn more_than_the_queue_holds_is_refused_for_now() {
     // 64 of 72 places are taken.
     let one = with(question("Tell me a story."), json!({"max_tokens": 30_000, "stream": true})).to_string();
     let more: Vec<_> = (0..8).map(|_| server.open("POST", MESSAGES, "", one.as_bytes())).collect();
-    while server.request("GET", "/health", "").json()["waiting"] != 64 {
-        std::thread::sleep(std::time::Duration::from_millis(20));
-    }
+    server.wait_until("waiting", 64);
     let refused = server.request("POST", MESSAGES, &one);
     assert_eq!((refused.status, &refused.json()["error"]["type"]), (429, &json!("rate_limit_error")));
     assert!(refused.headers.iter().any(|header| header.starts_with("retry-after: ")), "{refused:?}");

@@ -8,7 +8,7 @@
 mod common;
 
 use common::demo::Demo;
-use common::outcome;
+use common::{outcome, wait_until_idle};
 use lily_engine::engine::{Engine, Generation, Request};
 use lily_engine::output::{Delta, OutputParser};
 use serde_json::{Value, json};
@@ -247,6 +247,7 @@ fn replays_process_little_more_than_what_is_new_and_answer_the_same_without_the_
         let Client { engine, prompts, ideal, processed, answers, .. } = client;
         let ratio = processed as f64 / ideal as f64;
         println!("{name:34} {prompts:8} {ideal:8} {processed:10} {ratio:6.3}");
+        wait_until_idle(&engine);
         let stats = engine.stats();
         assert_eq!(stats.prefilled_tokens, processed as u64, "{name}: cached_tokens do not tell the truth");
         assert_eq!(stats.memory.used, stats.memory.snapshots, "{name}: something is left");
@@ -263,6 +264,7 @@ fn replays_process_little_more_than_what_is_new_and_answer_the_same_without_the_
             }
         }
     }
+    wait_until_idle(&cold);
     assert_eq!(cold.stats().memory.used, 0);
     for (name, ratio) in ratios {
         assert!(ratio <= MOST, "{name}: {ratio:.3} times the ideal");

@@ -2,19 +2,20 @@
 
 mod common;
 
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use common::{Call, EOS, FakeBackend, mixing, mixing_text, outcome, scripted, tokenizer};
+use common::{
+    Call, EOS, FakeBackend, PATIENCE, gate, mixing, mixing_text, outcome, scripted, tokenizer,
+    wait_until_idle,
+};
 use lily_engine::backend::{BackendError, Input, SequenceId};
 use lily_engine::engine::{
     CacheOptions, Engine, EngineOptions, Event, FinishReason, Generation, Load, Request, SubmitError, Usage,
 };
 use lily_engine::sampler::SamplingParams;
-
-/// Longer than anything here takes; reached only when something hangs.
-const PATIENCE: Duration = Duration::from_secs(20);
 
 fn start(backend: FakeBackend, options: EngineOptions) -> Engine {
     let options = EngineOptions { eos_token_ids: vec![EOS], ..options };
@@ -32,27 +33,6 @@ fn with_cache(bytes: u64) -> EngineOptions {
 /// A request whose prompt is the bytes of `text`.
 fn ask(text: &str) -> Request {
     Request::new(text.bytes().map(u32::from).collect())
-}
-
-/// Makes the backend wait in its first call, so that a test can submit several requests to one iteration.
-fn gate() -> (Sender<()>, impl FnMut(&Call) -> Result<(), BackendError> + Send + 'static) {
-    let (open, gate): (Sender<()>, Receiver<()>) = channel();
-    let mut closed = true;
-    let hook = move |_: &Call| {
-        if std::mem::take(&mut closed) {
-            gate.recv_timeout(PATIENCE).expect("the test opens the gate");
-        }
-        Ok(())
-    };
-    (open, hook)
-}
-
-fn wait_until_idle(engine: &Engine) {
-    let begin = Instant::now();
-    while engine.load() != Load::default() {
-        assert!(begin.elapsed() < PATIENCE, "the engine still holds {:?}", engine.load());
-        std::thread::sleep(Duration::from_millis(1));
-    }
 }
 
 /// Every sequence that was opened was closed, once.
@@ -410,11 +390,16 @@ fn a_failed_step_fails_only_the_sequence_that_it_concerns() {
 
 #[test]
 fn a_device_that_failed_is_tried_while_nobody_asks_until_it_works_again() {
-    let mut failures = 3;
+    let works = Arc::new(AtomicBool::new(false));
+    let repaired = Arc::clone(&works);
+    let failures = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&failures);
     let backend = FakeBackend::new(100, mixing).with_hook(move |call| {
-        let fails = matches!(call, Call::Extend(..)) && failures > 0;
-        failures -= i32::from(fails);
-        if fails { Err(BackendError::Device("out of order".to_owned())) } else { Ok(()) }
+        if matches!(call, Call::Extend(..)) && !works.load(Ordering::SeqCst) {
+            counted.fetch_add(1, Ordering::SeqCst);
+            return Err(BackendError::Device("out of order".to_owned()));
+        }
+        Ok(())
     });
     let calls = backend.calls();
     let retry_device = Duration::from_millis(50);
@@ -422,16 +407,24 @@ fn a_device_that_failed_is_tried_while_nobody_asks_until_it_works_again() {
     assert!(outcome(engine.submit(ask("Hi")).unwrap()).failure.is_some());
     wait_until_idle(&engine);
     assert_eq!(engine.trouble().as_deref(), Some("the device failed: out of order"));
-    let start = Instant::now();
-    while engine.trouble().is_some() {
-        assert!(start.elapsed() < Duration::from_secs(60), "nobody tries the device");
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    let wait_while = |broken: &dyn Fn() -> bool| {
+        let start = Instant::now();
+        while broken() {
+            assert!(start.elapsed() < PATIENCE, "nobody tries the device");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    };
+    // The request and two attempts, all in vain.
+    wait_while(&|| failures.load(Ordering::SeqCst) < 3);
+    assert_eq!(engine.trouble().as_deref(), Some("the device failed: out of order"));
+    repaired.store(true, Ordering::SeqCst);
+    wait_while(&|| engine.trouble().is_some());
+    // One attempt that works; then it is left alone.
     let extended = |calls: &[Call]| calls.iter().filter(|call| matches!(call, Call::Extend(..))).count();
-    // The request, two attempts in vain, and one that works; then it is left alone.
-    assert_eq!(extended(&calls.lock().unwrap()), 4);
+    let tried = failures.load(Ordering::SeqCst) + 1;
+    assert_eq!(extended(&calls.lock().unwrap()), tried);
     std::thread::sleep(3 * retry_device);
-    assert_eq!(extended(&calls.lock().unwrap()), 4);
+    assert_eq!(extended(&calls.lock().unwrap()), tried);
     assert_all_closed(&calls);
 }
 
@@ -442,7 +435,9 @@ fn a_device_that_fails_is_in_trouble_until_it_works_again() {
         let fails = matches!(call, Call::Extend(..)) && !std::mem::replace(&mut failed, true);
         if fails { Err(BackendError::Device("out of order".to_owned())) } else { Ok(()) }
     });
-    let engine = start(backend, EngineOptions::default());
+    // Nobody but a request tries the device.
+    let options = EngineOptions { retry_device: Duration::MAX, ..EngineOptions::default() };
+    let engine = start(backend, options);
     let request = || Request { max_tokens: Some(3), ..ask("Hi") };
     assert!(outcome(engine.submit(request()).unwrap()).failure.is_some());
     wait_until_idle(&engine);

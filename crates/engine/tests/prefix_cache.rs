@@ -2,21 +2,18 @@
 
 mod common;
 
-use std::sync::mpsc::{Sender, channel};
+use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
 
 use common::{
-    Call, EOS, FakeBackend, PAGE, PAGE_BYTES, STATE_BYTES, mixing, mixing_text, outcome, tokenizer,
+    Call, EOS, FakeBackend, PAGE, PAGE_BYTES, PATIENCE, STATE_BYTES, gate, mixing, mixing_text, outcome,
+    tokenizer, wait_until_idle,
 };
 use lily_engine::backend::{BackendError, Input, SequenceId};
-use lily_engine::engine::{CacheOptions, Engine, EngineOptions, Generation, Load, Request, SubmitError};
+use lily_engine::engine::{CacheOptions, Engine, EngineOptions, Generation, Request, SubmitError};
 use lily_engine::prefix_cache::positions::TurnMarkers;
 use lily_engine::sampler::SamplingParams;
 use proptest::prelude::*;
-
-/// Longer than anything here takes; reached only when something hangs.
-const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A letter that stands for the beginning of a turn.
 const TURN: u32 = b'|' as u32;
@@ -46,23 +43,8 @@ fn cached(engine: &Engine, text: &str, max_tokens: usize) -> usize {
 
 /// Makes the backend wait in its first call, so that a test can submit several requests to one iteration.
 fn gated(backend: FakeBackend) -> (Sender<()>, FakeBackend) {
-    let (open, gate) = channel();
-    let mut closed = true;
-    let hook = move |_: &Call| {
-        if std::mem::take(&mut closed) {
-            gate.recv_timeout(PATIENCE).expect("the test opens the gate");
-        }
-        Ok(())
-    };
+    let (open, hook) = gate();
     (open, backend.with_hook(hook))
-}
-
-fn wait_until_idle(engine: &Engine) {
-    let begin = Instant::now();
-    while engine.load() != Load::default() {
-        assert!(begin.elapsed() < PATIENCE, "the engine still holds {:?}", engine.load());
-        std::thread::sleep(Duration::from_millis(1));
-    }
 }
 
 /// With no request running, all that is held is the cache's, and no more than it may hold.
@@ -268,7 +250,9 @@ fn memory_that_was_promised_and_is_missing_is_found_elsewhere() {
     for pipeline in [false, true] {
         let open_sequences = Arc::new(Mutex::new(0));
         let counted = Arc::clone(&open_sequences);
+        let (open, mut hook) = gate();
         let backend = FakeBackend::new(10_000, mixing).with_hook(move |call| {
+            hook(call)?;
             let mut open = counted.lock().unwrap();
             match call {
                 Call::Open(_) | Call::Resume(..) => *open += 1,
@@ -283,6 +267,7 @@ fn memory_that_was_promised_and_is_missing_is_found_elsewhere() {
         let engine = start(backend, EngineOptions { pipeline, ..options(u64::MAX) });
         let texts = ["|a|", "|b|", "|c|", "|d|"];
         let running = texts.map(|text| engine.submit(ask(text, 20)).unwrap());
+        open.send(()).unwrap();
         for (generation, text) in running.into_iter().zip(texts) {
             let outcome = outcome(generation);
             assert_eq!(outcome.text, mixing_text(&ask(text, 1).prompt, 20), "{:?}", outcome.failure);
@@ -353,7 +338,7 @@ proptest! {
         let base = options(budget);
         let cache = CacheOptions { every, ..base.cache };
         let engine = start(backend, EngineOptions {
-            pipeline, prefill_chunk: Some(chunk), busy_chunk: Some(chunk.div_ceil(2)), max_running: 5, cache, ..base
+            pipeline, prefill_chunk: Some(chunk), busy_chunk: Some(chunk.div_ceil(2)), max_running: 5, max_waiting: ACTS, cache, ..base
         });
         let mut conversations: Vec<Vec<u32>> = vec![vec![TURN]];
         let mut running: Vec<(Vec<u32>, usize, Generation)> = Vec::new();

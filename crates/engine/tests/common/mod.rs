@@ -11,13 +11,15 @@ pub mod demo;
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::io::Read;
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use lily_engine::backend::{
     Backend, BackendError, DecodeStep, Export, Input, Memory, SequenceId, SnapshotId, StepOutput, Ticket,
     Want,
 };
-use lily_engine::engine::{Event, FinishReason, Generation, Usage};
+use lily_engine::engine::{Engine, Event, FinishReason, Generation, Load, Usage};
 use lily_engine::sampler::{Sampler, SamplerState};
 use lily_model::geometry::Geometry;
 use lily_model::tokenizer::Tokenizer;
@@ -27,6 +29,9 @@ pub const VOCAB: usize = 257;
 
 /// The only special token.
 pub const EOS: u32 = 256;
+
+/// Longer than anything takes that is waited for; reached only when something hangs.
+pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A call that the engine made.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -376,6 +381,28 @@ pub fn mixing_text(prompt: &[u32], tokens: usize) -> String {
     let mut all = prompt.to_vec();
     (0..tokens).for_each(|_| all.push(mixing(&all)));
     all[prompt.len()..].iter().map(|&token| token as u8 as char).collect()
+}
+
+/// Makes the backend wait in its first call, so that a test can submit several requests to one iteration.
+pub fn gate() -> (Sender<()>, impl FnMut(&Call) -> Result<(), BackendError> + Send + 'static) {
+    let (open, gate): (Sender<()>, Receiver<()>) = channel();
+    let mut closed = true;
+    let hook = move |_: &Call| {
+        if std::mem::take(&mut closed) {
+            gate.recv_timeout(PATIENCE).expect("the test opens the gate");
+        }
+        Ok(())
+    };
+    (open, hook)
+}
+
+/// Waits until the engine has nothing left to do; its figures are up to date then.
+pub fn wait_until_idle(engine: &Engine) {
+    let begin = Instant::now();
+    while engine.load() != Load::default() {
+        assert!(begin.elapsed() < PATIENCE, "the engine still holds {:?}", engine.load());
+        std::thread::sleep(Duration::from_millis(1));
+    }
 }
 
 /// Everything that one request gave.
