@@ -23,6 +23,10 @@ WEATHER = {
 }
 
 
+# Seconds that a server may take to end; only one that hangs takes so long.
+LIMIT = 120
+
+
 class Server:
     """A running `lily-server` on a free port."""
 
@@ -41,7 +45,7 @@ class Server:
 
     def stop(self):
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(timeout=30)
+        return self.process.wait(timeout=LIMIT)
 
 
 def arguments(description, **more):

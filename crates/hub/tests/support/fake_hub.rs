@@ -17,7 +17,7 @@ use sha2::{Digest, Sha256};
 pub const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 
 /// How long a file waits for another; only a failing test waits so long.
-const MOST_WAIT: Duration = Duration::from_secs(20);
+const MOST_WAIT: Duration = Duration::from_secs(60);
 
 /// What happens to one request for a file's bytes.
 #[derive(Clone, Copy, Debug)]
