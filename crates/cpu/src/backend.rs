@@ -33,8 +33,11 @@ use crate::stages::delta_core::MAX_TAPS;
 use crate::stages::sample;
 
 /// Tokens that go through the layers at once in prefill: enough for each expert to serve several tokens per
-/// reading of its weights, few enough to bound the scratch memory.
-pub const PREFILL_CHUNK: usize = 512;
+/// reading of its weights, few enough to bound the scratch memory and how long nothing can be cancelled. With matrix
+/// instructions reading is the larger part of it, and twice as many tokens take no longer than they do elsewhere.
+pub fn prefill_chunk() -> usize {
+    if Isa::detect() == Isa::Amx { 1024 } else { 512 }
+}
 
 /// The arithmetic of the pass.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -216,13 +219,13 @@ impl CpuBackend {
             Want::AllLogits => tokens.len(),
         };
         let mut logits = zeroed("logits", logit_rows.saturating_mul(vocab))?;
-        let rows = tokens.len().min(PREFILL_CHUNK);
+        let rows = tokens.len().min(prefill_chunk());
         self.reserve(rows, logit_rows.min(rows))?;
         sequence.reserve(tokens.len(), &self.meter)?;
 
         let first_wanted = tokens.len() - logit_rows;
-        for start in (0..tokens.len()).step_by(PREFILL_CHUNK) {
-            let end = tokens.len().min(start + PREFILL_CHUNK);
+        for start in (0..tokens.len()).step_by(prefill_chunk()) {
+            let end = tokens.len().min(start + prefill_chunk());
             let wanted: Vec<usize> = (start.max(first_wanted)..end).map(|row| row - start).collect();
             let done = start.saturating_sub(first_wanted) * vocab;
             let mut segment = [Segment { sequence: &mut *sequence, rows: 0..end - start }];
@@ -370,11 +373,11 @@ impl Backend for CpuBackend {
         }
     }
 
-    /// On two cores the full model takes about 3 s for 512 tokens, too long a pause to read through; a quarter of that
-    /// makes every expert serve fewer tokens per reading of its weights, and prompts slower, only while somebody else is
+    /// On two cores the full model takes about 3 s for 512 tokens, too long a pause to read through; 128 tokens
+    /// make every expert serve fewer tokens per reading of its weights, and prompts slower, only while somebody else is
     /// reading.
     fn prefill_chunks(&self) -> PrefillChunks {
-        PrefillChunks { alone: 512, busy: 128 }
+        PrefillChunks { alone: prefill_chunk(), busy: 128 }
     }
 
     fn context_limit(&self) -> usize {

@@ -10,7 +10,7 @@ use crate::kernels::OutRows;
 use crate::kernels::activations::{QuantizedRows, RowWriter};
 use crate::kernels::f32_ops;
 use crate::kernels::matmul::{Next, ROW_BLOCK, matmul_rows_f32, matmul_rows_of_two, matmul_rows_then};
-use crate::memory::grow;
+use crate::memory::Buffer;
 use crate::pool::ThreadPool;
 
 /// Weight rows of a pool task: some microseconds of decode, so that the threads end together, and a whole number
@@ -72,7 +72,7 @@ pub struct Activations {
     width: usize,
     rows: usize,
     /// `[rows, width]`.
-    values: Vec<f32>,
+    values: Buffer<f32>,
     quantized: QuantizedRows,
     /// 0, 1, 2, ...: token lists of consecutive rows are ranges of it.
     indices: Vec<u32>,
@@ -87,7 +87,7 @@ impl Activations {
 
     /// Makes room for `rows` rows of `width`; what they hold is unspecified.
     pub fn reserve(&mut self, rows: usize, width: usize) -> Result<(), BackendError> {
-        grow("activations", &mut self.values, rows * width)?;
+        self.values.grow("activations", rows * width)?;
         self.width = width;
         let known = self.indices.len();
         self.indices.extend(known as u32..rows.max(known) as u32);

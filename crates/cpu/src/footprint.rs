@@ -4,7 +4,7 @@
 
 use lily_model::geometry::{Geometry, LayerKind};
 
-use crate::backend::PREFILL_CHUNK;
+use crate::backend::prefill_chunk;
 use crate::kernels::attention::SPAN_POSITIONS;
 use crate::kernels::matmul::packed_bytes;
 use crate::kv_cache::KvFormat;
@@ -30,7 +30,7 @@ impl Footprint {
     /// For one sequence of `tokens` tokens with its keys and values in `format`, computed by `threads` threads.
     pub fn new(geometry: &Geometry, format: KvFormat, threads: usize, tokens: usize) -> Footprint {
         let delta = &geometry.delta;
-        let rows = PREFILL_CHUNK.min(tokens);
+        let rows = prefill_chunk().min(tokens);
         // In the weights as the model has them, and by head as the pass wants them.
         let taps = 2 * geometry.count(LayerKind::Delta) * delta.conv_channels() * delta.conv_width;
         // What threads that share a query leave for each span: sums, and two numbers for each head.

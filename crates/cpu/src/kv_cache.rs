@@ -15,7 +15,7 @@ use lily_engine::meter::{Charge, Meter};
 use lily_model::geometry::AttentionGeometry;
 
 use crate::kernels::attention::{KvElement, KvRows, quantize_row};
-use crate::memory::zeroed;
+use crate::memory::Buffer;
 use crate::saved;
 
 /// Positions in a page. Attention works in blocks of this size, aligned to absolute positions, so that the
@@ -47,10 +47,10 @@ impl KvFormat {
 /// The keys or the values of a page: rows of `head_dim` elements, `[kv_heads, PAGE_TOKENS]` of them.
 #[derive(Clone, Debug)]
 pub(crate) enum Rows {
-    F32(Vec<f32>),
-    F16(Vec<f16>),
+    F32(Buffer<f32>),
+    F16(Buffer<f16>),
     /// Elements, and a scale for each row.
-    Q8(Vec<i8>, Vec<f32>),
+    Q8(Buffer<i8>, Buffer<f32>),
 }
 
 /// An element type that the fast path reads the cache in.
@@ -84,9 +84,9 @@ impl Rows {
     fn zeroed(format: KvFormat, rows: usize, head_dim: usize) -> Result<Rows, BackendError> {
         let count = rows * head_dim;
         Ok(match format {
-            KvFormat::F32 => Rows::F32(zeroed(WHAT, count)?),
-            KvFormat::F16 => Rows::F16(zeroed(WHAT, count)?),
-            KvFormat::Q8 => Rows::Q8(zeroed(WHAT, count)?, zeroed(WHAT, rows)?),
+            KvFormat::F32 => Rows::F32(Buffer::zeroed(WHAT, count)?),
+            KvFormat::F16 => Rows::F16(Buffer::zeroed(WHAT, count)?),
+            KvFormat::Q8 => Rows::Q8(Buffer::zeroed(WHAT, count)?, Buffer::zeroed(WHAT, rows)?),
         })
     }
 

@@ -12,16 +12,16 @@ use lily_engine::meter::{Charge, Meter};
 use lily_model::geometry::{Geometry, LayerKind};
 
 use crate::kv_cache::{KvCache, KvFormat};
-use crate::memory::zeroed;
+use crate::memory::Buffer;
 use crate::saved;
 
 /// State of one Gated DeltaNet layer.
 #[derive(Debug)]
 pub struct DeltaState {
     /// `[value_heads, value_dim, key_dim]`.
-    pub recurrent: Vec<f32>,
+    pub recurrent: Buffer<f32>,
     /// The convolution's last inputs, oldest first: `[conv_width - 1, conv_channels]`.
-    pub tail: Vec<f32>,
+    pub tail: Buffer<f32>,
     charge: Charge,
 }
 
@@ -29,7 +29,11 @@ impl DeltaState {
     fn zeroed(recurrent: usize, tail: usize, meter: &Meter) -> Result<DeltaState, BackendError> {
         const WHAT: &str = "the recurrent state of a sequence";
         let charge = meter.charge(WHAT, (recurrent + tail) * size_of::<f32>())?;
-        Ok(DeltaState { recurrent: zeroed(WHAT, recurrent)?, tail: zeroed(WHAT, tail)?, charge })
+        Ok(DeltaState {
+            recurrent: Buffer::zeroed(WHAT, recurrent)?,
+            tail: Buffer::zeroed(WHAT, tail)?,
+            charge,
+        })
     }
 
     fn copy(&self, meter: &Meter) -> Result<DeltaState, BackendError> {

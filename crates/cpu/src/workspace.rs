@@ -1,14 +1,14 @@
-//! The scratch buffers of the fast pass: they grow to the largest pass seen, which [`PREFILL_CHUNK`] bounds,
+//! The scratch buffers of the fast pass: they grow to the largest pass seen, which [`prefill_chunk`] bounds,
 //! and are used again, so that a decoded token allocates none of them.
 //!
-//! [`PREFILL_CHUNK`]: crate::backend::PREFILL_CHUNK
+//! [`prefill_chunk`]: crate::backend::prefill_chunk
 
 use lily_engine::backend::BackendError;
 use lily_model::geometry::Geometry;
 
 use crate::fast::Activations;
 use crate::kernels::attention::Partial;
-use crate::memory::grow;
+use crate::memory::Buffer;
 use crate::stages::delta_core::WorkList;
 use crate::stages::moe_down;
 use crate::stages::moe_route::Routing;
@@ -17,35 +17,35 @@ use crate::stages::moe_route::Routing;
 #[derive(Default)]
 pub struct Workspace {
     /// Residual stream, `[rows, hidden]`.
-    pub x: Vec<f32>,
+    pub x: Buffer<f32>,
     /// What a stage's projections read, `[rows, hidden]`.
     pub normed: Activations,
     /// Products before they are added to the residual stream, `[rows, hidden]`.
-    pub product: Vec<f32>,
+    pub product: Buffer<f32>,
     /// Rotary angles, `[rows, rotary_dim]`.
-    pub angles: Vec<f32>,
+    pub angles: Buffer<f32>,
     /// `delta_in` to `delta_core`: `[rows, conv_channels]`.
-    pub qkv: Vec<f32>,
+    pub qkv: Buffer<f32>,
     /// `[rows, value_width]`.
-    pub z: Vec<f32>,
+    pub z: Buffer<f32>,
     /// `[rows, value_heads]`.
-    pub b: Vec<f32>,
+    pub b: Buffer<f32>,
     /// `[rows, value_heads]`.
-    pub a: Vec<f32>,
+    pub a: Buffer<f32>,
     /// The sequences of `delta_core`.
     pub delta_work: WorkList,
     /// What `delta_core` leaves, `[rows, value_width]`.
     pub delta: Activations,
     /// `attn_in` to `attn_core`: `[rows, heads * head_dim]`.
-    pub q: Vec<f32>,
+    pub q: Buffer<f32>,
     /// `[rows, heads, 2, head_dim]`.
-    pub query_and_gate: Vec<f32>,
+    pub query_and_gate: Buffer<f32>,
     /// `[rows, kv_heads * head_dim]`.
-    pub raw_k: Vec<f32>,
+    pub raw_k: Buffer<f32>,
     /// `[rows, kv_heads * head_dim]`.
-    pub k: Vec<f32>,
+    pub k: Buffer<f32>,
     /// `[rows, kv_heads * head_dim]`.
-    pub v: Vec<f32>,
+    pub v: Buffer<f32>,
     /// One query's context in parts, where threads share it.
     pub spans: Vec<Partial>,
     /// What `attn_core` leaves, `[rows, heads * head_dim]`.
@@ -57,9 +57,9 @@ pub struct Workspace {
     /// Inner activations of the shared expert, `[rows, shared_width]`.
     pub shared: Activations,
     /// See [`moe_down::fast`].
-    pub products: Vec<f32>,
+    pub products: Buffer<f32>,
     /// Rows that go through the head, `[wanted, hidden]`.
-    pub last: Vec<f32>,
+    pub last: Buffer<f32>,
     /// The same, normed.
     pub last_normed: Activations,
 }
@@ -85,15 +85,15 @@ impl Workspace {
             &mut self.v,
         ];
         for (buffer, width) in buffers.into_iter().zip(widths(geometry)) {
-            grow(WHAT, buffer, rows * width)?;
+            buffer.grow(WHAT, rows * width)?;
         }
         self.normed.reserve(rows, *hidden)?;
         self.delta.reserve(rows, delta.value_width())?;
         self.attention.reserve(rows, attention_width)?;
         self.routed.reserve(rows * moe.top_k, moe.expert_width)?;
         self.shared.reserve(rows, moe.shared_width)?;
-        grow(WHAT, &mut self.products, moe_down::scratch_elements(*hidden))?;
-        grow(WHAT, &mut self.last, wanted * hidden)?;
+        self.products.grow(WHAT, moe_down::scratch_elements(*hidden))?;
+        self.last.grow(WHAT, wanted * hidden)?;
         self.last_normed.reserve(wanted, *hidden)
     }
 

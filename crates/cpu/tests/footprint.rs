@@ -3,7 +3,7 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use lily_cpu::backend::PREFILL_CHUNK;
+use lily_cpu::backend::prefill_chunk;
 use lily_cpu::footprint::Footprint;
 use lily_cpu::kv_cache::KvFormat;
 use lily_cpu::{CpuBackend, CpuOptions, Numerics};
@@ -40,7 +40,7 @@ static ALLOCATOR: Counting = Counting;
 #[test]
 fn the_footprint_covers_what_is_allocated_and_not_much_more() {
     const THREADS: usize = 2;
-    let tokens = 4 * PREFILL_CHUNK;
+    let tokens = 4 * prefill_chunk();
     let geometry = Checkpoint::demo().unwrap().geometry().clone();
     for numerics in [Numerics::Int8, Numerics::Int8KvQ8] {
         let weights = Checkpoint::demo().unwrap().weights().unwrap();
@@ -51,7 +51,7 @@ fn the_footprint_covers_what_is_allocated_and_not_much_more() {
         let mut backend = CpuBackend::new(weights, options).unwrap();
         let sequence = backend.open(None).unwrap();
         let prompt: Vec<u32> = (0..tokens as u32 - 1).map(|i| i % geometry.vocab as u32).collect();
-        for chunk in prompt.chunks(PREFILL_CHUNK) {
+        for chunk in prompt.chunks(prefill_chunk()) {
             let ticket = backend.extend(sequence, chunk, Want::Token).unwrap();
             backend.collect(ticket).unwrap();
         }

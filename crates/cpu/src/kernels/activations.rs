@@ -22,6 +22,7 @@ use lily_model::weights::GROUP_SIZE;
 
 use super::simd::{Kernel, LANES, Simd, run};
 use crate::isa::Isa;
+use crate::memory::Buffer;
 
 /// Largest magnitude of a quantized element.
 const Q_MAX: f32 = 127.0;
@@ -31,9 +32,9 @@ const Q_MAX: f32 = 127.0;
 pub struct QuantizedRows {
     rows: usize,
     cols: usize,
-    q: Vec<i8>,
-    scales: Vec<f32>,
-    sums: Vec<f32>,
+    q: Buffer<i8>,
+    scales: Buffer<f32>,
+    sums: Buffer<f32>,
     all: Vec<u32>,
 }
 
@@ -54,9 +55,9 @@ impl QuantizedRows {
     pub fn resize(&mut self, rows: usize, cols: usize) {
         assert!(cols.is_multiple_of(GROUP_SIZE), "{cols} activations are no whole number of groups");
         (self.rows, self.cols) = (rows, cols);
-        self.q.resize(rows * cols, 0);
-        self.scales.resize(rows * cols / GROUP_SIZE, 0.0);
-        self.sums.resize(rows * cols / GROUP_SIZE, 0.0);
+        self.q.resize(rows * cols);
+        self.scales.resize(rows * cols / GROUP_SIZE);
+        self.sums.resize(rows * cols / GROUP_SIZE);
         let known = self.all.len();
         if rows > known {
             self.all.extend(known as u32..rows as u32);

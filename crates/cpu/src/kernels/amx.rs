@@ -19,7 +19,8 @@
 //! of 1 KiB, and per row a conversion, a multiplication and two multiply-adds of sixteen tokens. Stores and scaling, not the
 //! products, are the floor: `docs/lab/cpu.md` has what was measured. Meanwhile the second cache is asked, a line after every
 //! other row, for the panel that is [`AHEAD_BYTES`] further on: a first cache has too few places for lines on
-//! their way, and requests in a burst hold up the reads behind them.
+//! their way, and requests in a burst hold up the reads behind them. Where weights are unpacked already, the first cache is asked in the same
+//! way for the tokens that come after these.
 
 use std::arch::asm;
 use std::arch::x86_64::*;
@@ -56,6 +57,8 @@ const DOTS_BYTES: usize = PANEL_ROWS * TOKENS * size_of::<i32>();
 const RING: usize = 4 * PAIR;
 /// Panels that many tokens meet in turn, so that tokens come from the second cache once for both.
 const PANELS: usize = 2;
+/// Lines of tokens that each group of a panel asks the first cache for: together the panels ask for all that they meet next.
+const NEXT_LINES: usize = GROUP_BYTES / PANELS / LINE;
 
 const _: () = assert!(GROUP_SIZE == ROW_BYTES && GROUP_BYTES == PANEL_ROWS * ROW_BYTES && LINE == ROW_BYTES);
 const _: () = assert!(PAGE == 2 * PAIR * DOTS_BYTES && DOTS_BYTES == GROUP_BYTES);
@@ -444,11 +447,18 @@ unsafe fn multiply_part<const WIDE: bool>(product: &Int8<'_>, parts: Parts, part
                 let span = start..groups.min(start + span);
                 for block in 0..blocks {
                     let tokens = Tokens::of(parts, block, groups);
+                    // The next tokens with the same groups, or the first ones with the next groups.
+                    let (next_block, next_start) = match block + 1 < blocks {
+                        true => (block + 1, start),
+                        false => (0, span.end % groups),
+                    };
+                    let next = Tokens::of(parts, next_block, groups).q.add(next_start * GROUP_BYTES);
                     for (p, panel) in all.iter().enumerate().take(panels) {
                         if block == 0 {
-                            panel_sums::<true, WIDE>(panel, tokens, span.clone(), sums(p, block));
+                            panel_sums::<true, WIDE>(panel, tokens, span.clone(), sums(p, block), next);
                         } else {
-                            panel_sums::<false, WIDE>(panel, tokens, span.clone(), sums(p, block));
+                            let next = next.wrapping_add(p * (RING / PANELS) * GROUP_BYTES);
+                            panel_sums::<false, WIDE>(panel, tokens, span.clone(), sums(p, block), next);
                         }
                     }
                 }
@@ -482,7 +492,8 @@ unsafe fn multiply_part<const WIDE: bool>(product: &Int8<'_>, parts: Parts, part
 }
 
 /// Adds the products of some groups of a panel with sixteen tokens to `sums`, `[PANEL_ROWS, TOKENS]`, which begin with the first group.
-/// With `UNPACK` the weights are unpacked meanwhile; without they were. A function of its own, so that the compiler has all registers for it.
+/// With `UNPACK` the weights are unpacked meanwhile; without they were, and the cache is asked for elements of tokens from `next` on. A
+/// function of its own, so that the compiler has all registers for it.
 ///
 /// # Safety
 /// As [`multiply_part`]; scales and biases of the panel were widened.
@@ -493,6 +504,7 @@ unsafe fn panel_sums<const UNPACK: bool, const WIDE: bool>(
     tokens: Tokens,
     groups: Range<usize>,
     sums: *mut f32,
+    next: *const i8,
 ) {
     let Range { start, end } = groups;
     // SAFETY: all pointers are good for these groups, by contract; dot products are written before they are read.
@@ -517,9 +529,16 @@ unsafe fn panel_sums<const UNPACK: bool, const WIDE: bool>(
             }
             // The next products and their way through memory go on beside the scaling of these.
             pair_dots(panel, tokens, first + PAIR, end);
-            scale::<UNPACK, WIDE>(panel, tokens, first, &mut acc);
+            let next = next.wrapping_add((first - start) * NEXT_LINES * LINE).cast();
+            scale::<UNPACK, WIDE>(panel, tokens, first, &mut acc, next);
             if first + 1 < end {
-                scale::<UNPACK, WIDE>(panel, tokens, first + 1, &mut acc);
+                scale::<UNPACK, WIDE>(
+                    panel,
+                    tokens,
+                    first + 1,
+                    &mut acc,
+                    next.wrapping_add(NEXT_LINES * LINE),
+                );
             }
         }
         for (row, acc) in acc.iter().enumerate() {
@@ -528,7 +547,7 @@ unsafe fn panel_sums<const UNPACK: bool, const WIDE: bool>(
     }
 }
 
-/// Adds the products of one group to the sums.
+/// Adds the products of one group to the sums. With `ASK` the cache is asked for the panel ahead, without for what begins at `next`.
 ///
 /// # Safety
 /// As [`panel_sums`], after the group's [`pair_dots`].
@@ -538,6 +557,7 @@ unsafe fn scale<const ASK: bool, const WIDE: bool>(
     tokens: Tokens,
     group: usize,
     sums: &mut [__m512; PANEL_ROWS],
+    next: *const u8,
 ) {
     let lines = PANEL_ROWS * GROUP_SIZE / if WIDE { 1 } else { 2 } / LINE;
     // SAFETY: by contract; the cache is only asked.
@@ -548,22 +568,28 @@ unsafe fn scale<const ASK: bool, const WIDE: bool>(
         let x_sums = _mm512_load_ps(tokens.sums.add(group * TOKENS));
         let [data, scales, biases] = panel.ahead;
         let ahead = data.wrapping_add(group * lines * LINE);
-        for row in 0..PANEL_ROWS {
-            let dots = _mm512_cvtepi32_ps(_mm512_load_si512(dots.add(row * TOKENS).cast()));
-            let scale = _mm512_set1_ps(*affine.add(row * SPAN));
-            let bias = _mm512_set1_ps(*affine.add((PANEL_ROWS + row) * SPAN));
-            let sum = _mm512_fmadd_ps(dots, _mm512_mul_ps(scale, x_scales), sums[row]);
-            let sum = _mm512_fmadd_ps(bias, x_sums, sum);
-            sums[row] = if ASK && row % (PANEL_ROWS / lines) == 0 {
-                ask_after_sum(ahead.wrapping_add(row * lines / PANEL_ROWS * LINE), sum)
-            } else {
-                sum
-            };
+        // A loop with requests in it is not unrolled, and then sums are in memory instead of registers.
+        macro_rules! rows {
+            ($($row:literal)*) => { $(
+                let products = _mm512_cvtepi32_ps(_mm512_load_si512(dots.add($row * TOKENS).cast()));
+                let scale = _mm512_set1_ps(*affine.add($row * SPAN));
+                let bias = _mm512_set1_ps(*affine.add((PANEL_ROWS + $row) * SPAN));
+                let sum = _mm512_fmadd_ps(products, _mm512_mul_ps(scale, x_scales), sums[$row]);
+                let sum = _mm512_fmadd_ps(bias, x_sums, sum);
+                sums[$row] = if ASK && $row % (PANEL_ROWS / lines) == 0 {
+                    ask_after_sum::<true>(ahead.wrapping_add($row * lines / PANEL_ROWS * LINE), sum)
+                } else if !ASK && $row % (PANEL_ROWS / NEXT_LINES) == 0 {
+                    ask_after_sum::<false>(next.wrapping_add($row * NEXT_LINES / PANEL_ROWS * LINE), sum)
+                } else {
+                    sum
+                };
+            )* };
         }
+        rows!(0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15);
         if ASK {
             // Scales and biases of sixteen rows and two groups are a line each.
             let affine = if group.is_multiple_of(2) { scales } else { biases };
-            sums[0] = ask_after_sum(affine.wrapping_add(group / 2 * LINE), sums[0]);
+            sums[0] = ask_after_sum::<true>(affine.wrapping_add(group / 2 * LINE), sums[0]);
         }
     }
 }
@@ -573,9 +599,9 @@ unsafe fn scale<const ASK: bool, const WIDE: bool>(
 /// # Safety
 /// AVX-512 is there.
 #[inline(always)]
-unsafe fn ask_after_sum(place: *const u8, sum: __m512) -> __m512 {
+unsafe fn ask_after_sum<const SECOND: bool>(place: *const u8, sum: __m512) -> __m512 {
     // SAFETY: by contract.
-    unsafe { _mm512_castsi512_ps(ask_after::<true>(place, _mm512_castps_si512(sum))) }
+    unsafe { _mm512_castsi512_ps(ask_after::<SECOND>(place, _mm512_castps_si512(sum))) }
 }
 
 /// Unpacks a group of a panel.

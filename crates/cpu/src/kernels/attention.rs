@@ -34,6 +34,7 @@ use super::delta::Strided;
 use super::simd::{Kernel, LANES, Simd, prefetch, run};
 use super::tile::LINE;
 use crate::isa::Isa;
+use crate::memory::Buffer;
 
 /// Positions that are merged on their own before they join the rest. A multiple of every page length.
 pub const SPAN_POSITIONS: usize = 1024;
@@ -241,7 +242,7 @@ pub struct Partial {
     /// Sum of `exp(score - max)` of each row.
     sum: Vec<f32>,
     /// `[rows, head_dim]`.
-    out: Vec<f32>,
+    out: Buffer<f32>,
 }
 
 impl Partial {
@@ -256,15 +257,15 @@ impl Partial {
         self.max.resize(ROWS, f32::NEG_INFINITY);
         self.sum.clear();
         self.sum.resize(ROWS, 0.0);
-        self.out.clear();
-        self.out.resize(rows * head_dim, 0.0);
+        self.out.resize(rows * head_dim);
+        self.out.fill(0.0);
     }
 }
 
 #[derive(Default)]
 struct Scratch {
     /// A page's, `[ROWS, page_positions]`.
-    scores: Vec<f32>,
+    scores: Buffer<f32>,
     span: Partial,
     total: Partial,
 }
@@ -272,9 +273,9 @@ struct Scratch {
 thread_local! {
     static SCRATCH: std::cell::RefCell<Scratch> = const {
         std::cell::RefCell::new(Scratch {
-            scores: Vec::new(),
-            span: Partial { rows: 0, max: Vec::new(), sum: Vec::new(), out: Vec::new() },
-            total: Partial { rows: 0, max: Vec::new(), sum: Vec::new(), out: Vec::new() },
+            scores: Buffer::new(),
+            span: Partial { rows: 0, max: Vec::new(), sum: Vec::new(), out: Buffer::new() },
+            total: Partial { rows: 0, max: Vec::new(), sum: Vec::new(), out: Buffer::new() },
         })
     };
 }
@@ -286,7 +287,7 @@ struct Span<'a, 'kv, T> {
     first: usize,
     count: usize,
     span: usize,
-    scores: &'a mut Vec<f32>,
+    scores: &'a mut Buffer<f32>,
     to: &'a mut Partial,
 }
 
@@ -306,7 +307,7 @@ impl<T: KvElement> Kernel for Span<'_, '_, T> {
             let token = queries.data.row(at / queries.heads, queries.heads * dim);
             *row = token[at % queries.heads * dim..][..dim].as_ptr();
         }
-        scores.resize(ROWS * MAX_PAGE, 0.0);
+        scores.resize(ROWS * MAX_PAGE);
         let per_span = SPAN_POSITIONS / positions;
         let end = row_positions(count - 1).div_ceil(positions).min((span + 1) * per_span);
         for page in span * per_span..end {

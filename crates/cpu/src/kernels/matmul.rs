@@ -47,6 +47,7 @@ use super::tile::{
     TILE_ROWS, Upcoming,
 };
 use crate::isa::{Isa, asks_second_cache};
+use crate::memory::Buffer;
 use crate::pool::{ThreadPool, partition};
 
 /// Rows that a worker's share is cut at: see [`partition`].
@@ -577,7 +578,7 @@ struct F32<'a> {
 
 thread_local! {
     /// Expanded rows of a matrix.
-    static EXPANDED: std::cell::RefCell<Vec<f32>> = const { std::cell::RefCell::new(Vec::new()) };
+    static EXPANDED: std::cell::RefCell<Buffer<f32>> = const { std::cell::RefCell::new(Buffer::new()) };
 }
 
 impl Kernel for F32<'_> {
@@ -591,7 +592,7 @@ impl Kernel for F32<'_> {
         }
         let F32 { w, rows, x, tokens, out } = self;
         let mut expanded = EXPANDED.take();
-        expanded.resize(expanded.len().max(F32_EXPANDED * w.cols), 0.0);
+        expanded.resize(expanded.len().max(F32_EXPANDED * w.cols));
         for start in rows.clone().step_by(F32_EXPANDED) {
             let end = rows.end.min(start + F32_EXPANDED);
             // Whole blocks of rows; those that do not exist repeat the last one, and no one reads their sums.

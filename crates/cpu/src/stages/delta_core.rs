@@ -15,6 +15,7 @@ use crate::kernels::delta::{DeltaTokens, Strided, delta_rule};
 use crate::kernels::f32_ops;
 use crate::kernels::simd::prefetch;
 use crate::kernels::tile::LINE;
+use crate::memory::Buffer;
 use crate::plain::{add_scaled, dot, rms_norm_in_place, sigmoid, silu, softplus};
 use crate::segment::Segment;
 
@@ -238,10 +239,10 @@ fn move_tail(tail: &mut [f32], inputs: &[f32]) {
 }
 
 /// The buffers of one task: q, k, v, decays, write strengths and results of [`TOKEN_BLOCK`] tokens.
-type Scratch = [Vec<f32>; 6];
+type Scratch = [Buffer<f32>; 6];
 
 thread_local! {
-    static SCRATCH: std::cell::RefCell<Scratch> = const { std::cell::RefCell::new([const { Vec::new() }; 6]) };
+    static SCRATCH: std::cell::RefCell<Scratch> = const { std::cell::RefCell::new([const { Buffer::new() }; 6]) };
 }
 
 /// One key head of one sequence, all its tokens.
@@ -272,7 +273,7 @@ unsafe fn advance(
         (strengths, ratio),
         (recalled, ratio * value_dim),
     ] {
-        buffer.resize(TOKEN_BLOCK * width, 0.0);
+        buffer.resize(TOKEN_BLOCK * width);
     }
     let [queries, keys, values, decays, strengths, recalled] = &mut scratch;
     let conv = Convolution { geometry, taps: weights.taps, inputs: inputs.qkv, work };

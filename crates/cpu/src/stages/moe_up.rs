@@ -10,6 +10,7 @@ use crate::fast::{Activations, ActivationsWriter, Machine};
 use crate::kernels::OutRows;
 use crate::kernels::f32_ops;
 use crate::kernels::matmul::Next;
+use crate::memory::Buffer;
 use crate::plain::{linear, silu};
 use crate::stages::moe_route::{Choice, Routing};
 
@@ -118,7 +119,7 @@ pub fn scratch_bytes(geometry: &MoeGeometry, tokens: usize) -> usize {
 thread_local! {
     /// Gates of the present task, `[tokens, rows up to the task's last]`: in a cache of the core, where a buffer for all experts would
     /// not be.
-    static GATES: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
+    static GATES: RefCell<Buffer<f32>> = const { RefCell::new(Buffer::new()) };
 }
 
 /// Rows `rows` of gate and up for `tokens`; the joined activations go to rows `first` and following of `out`.
@@ -140,7 +141,7 @@ unsafe fn swiglu(
     let mut buffer = GATES.take();
     let needed = tokens.len() * rows.end;
     if buffer.len() < needed {
-        buffer.resize(needed, 0.0);
+        buffer.resize(needed);
     }
     let gates = OutRows::new(&mut buffer[..needed], rows.end);
     // SAFETY: by contract; the gates are this thread's.
