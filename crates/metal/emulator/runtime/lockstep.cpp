@@ -60,15 +60,19 @@ void draw_all(Worker& w) {
   l.at = 0;
 }
 
-[[noreturn]] void divergent(Worker& w, const LilyLane* waits, uint32_t kind, const char* name, const LilyLane* other, int other_line) {
+[[noreturn]] void apart(Worker& w, const LilyLane* lane, uint32_t kind, const char* name, int line, const LilyLane* other, int other_line) {
   LilyFault& fault = *w.fault;
-  w.current = waits->thread.index;
+  w.current = lane->thread.index;
   fault.kind = kind;
-  fault.line = waits->simd->line;
+  fault.line = line;
   fault.other_thread = other->thread.index;
   fault.other_line = other_line;
   strncpy(fault.name, name, sizeof fault.name - 1);
   fail(w);
+}
+
+[[noreturn]] void divergent(Worker& w, const LilyLane* waits, uint32_t kind, const char* name, const LilyLane* other, int other_line) {
+  apart(w, waits, kind, name, waits->simd->line, other, other_line);
 }
 
 // Who runs when the SIMD-group that ran has come to a barrier of the threadgroup, or has no lanes left. Null where nobody is
@@ -95,7 +99,11 @@ void body() {
   Lockstep& l = *w.lockstep;
   LilyLane* self = lily_self;
   LilySimd& simd = *self->simd;
+  const LilyStep* at = self->looked ? self->looked : self->at;
+  if (at->line) lily_left_out(self, at, 0);
+  if (self->next == simd.head && at != simd.steps) lily_forget_steps(self);
   ++l.returned;
+  simd.present &= ~(1u << self->thread.index % LILY_SIMD_WIDTH);
   ++simd.returned;
   l.last_returned = self;
   LilyLane* next = self->next;
@@ -122,7 +130,8 @@ void body() {
 }  // namespace
 
 bool run_lockstep(Worker& w) {
-  if (!w.lockstep) w.lockstep = new Lockstep;
+  // Zeros: no steps are taken.
+  if (!w.lockstep) w.lockstep = new Lockstep();
   Lockstep& l = *w.lockstep;
   memset(lily_sites, 0, sizeof lily_sites);
   l.returned = l.at = 0;
@@ -133,18 +142,25 @@ bool run_lockstep(Worker& w) {
     lane.next = last ? &l.lanes[t / LILY_SIMD_WIDTH * LILY_SIMD_WIDTH] : &lane + 1;
     lane.simd = &l.simds[t / LILY_SIMD_WIDTH];
     lane.thread = {&w.group, t};
+    lane.at = lane.simd->steps;
+    lane.looked = nullptr;
+    lane.free = ~uint64_t(0);
     fiber_prepare(lane.fiber, stack_of(w, t), STACK_BYTES - t % LILY_SIMD_WIDTH * STACK_SHIFT, body);
   }
   for (uint32_t s = 0; s < l.count; ++s) {
     l.order[s] = &l.simds[s];
     l.simds[s].head = &l.lanes[s * LILY_SIMD_WIDTH];
     l.simds[s].turn = l.simds[s].returned = 0;
+    const uint32_t lanes = w.threads - s * LILY_SIMD_WIDTH;
+    l.simds[s].present = lanes < uint32_t(LILY_SIMD_WIDTH) ? (1u << lanes) - 1 : ~0u;
     l.simds[s].barrier = -1;
   }
   draw_all(w);
   lily_self = l.order[0]->head;
   fiber_jump(l.scheduler, lily_self->fiber);
-  return !w.fault->kind;
+  if (!w.fault->kind) return true;
+  for (LilySimd& simd : l.simds) memset(simd.steps, 0, sizeof simd.steps);
+  return false;
 }
 
 void leave_lockstep(Worker& w) { fiber_jump(lily_self->fiber, w.lockstep->scheduler); }
@@ -170,5 +186,40 @@ void lily_last_at_barrier(LilyLane* self, int scope) {
 void lily_divergent(LilyLane* self, int is_barrier, const char* name, int line) {
   divergent(*lily_worker, self->simd->head, is_barrier ? LILY_DIVERGENT_BARRIER : LILY_DIVERGENT_COLLECTIVE, name, self, line);
 }
+
+bool lily_take_step(LilyLane* self, bool settles, const char* name, int line) {
+  LilySimd& simd = *self->simd;
+  const bool is_full = (self->looked ? self->looked : self->at) == simd.steps + LILY_STEPS;
+  if ((self->looked && settles) || is_full) lily_meet([](unsigned char*) {}, nullptr, name, line);
+  LilyStep*& at = self->looked ? self->looked : self->at;
+  if (at->line == line) {
+    ++at;
+    return false;
+  }
+  if (at->line) lily_left_out(self, at, line);
+  if (~simd.present) lily_inactive_lane(name, line, static_cast<unsigned>(__builtin_ctz(~simd.present)));
+  // The first of the ring would have come before: it waits elsewhere.
+  if (self != simd.head) apart(*lily_worker, self, LILY_DIVERGENT_COLLECTIVE, name, line, simd.head, simd.line);
+  at->line = line;
+  simd.names[at - simd.steps] = name;
+  ++at;
+  return true;
 }
+
+void lily_forget_steps(LilyLane* last) {
+  LilySimd& simd = *last->simd;
+  const LilyStep* end = last->looked ? last->looked : last->at;
+  memset(simd.steps, 0, (end - simd.steps) * sizeof *end);
+}
+
+void lily_left_out(LilyLane* self, const LilyStep* at, int line) {
+  Worker& w = *lily_worker;
+  const LilySimd& simd = *self->simd;
+  // Somebody else: the first of the ring, or the last where it is that one who was left out.
+  const LilyLane* other = simd.head != self ? simd.head : self->previous != self ? self->previous : w.lockstep->last_returned;
+  const int taken = at->line == LILY_NO_LINE ? line : at->line;
+  apart(w, other, line ? LILY_DIVERGENT_COLLECTIVE : LILY_INACTIVE_LANE, simd.names[at - simd.steps], taken, self, line);
+}
+}
+
 void forget_lockstep(Worker& w) { delete w.lockstep; }

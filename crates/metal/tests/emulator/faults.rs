@@ -167,6 +167,23 @@ fn lanes_that_meet_at_different_functions_are_found() {
 }
 
 #[test]
+fn lanes_that_do_not_come_to_a_matrix_together_are_found() {
+    let with = |body: &str| kernel(&format!("simdgroup_float8x8 m = simdgroup_float8x8(1.0f);{body}"));
+    let product = "simdgroup_multiply_accumulate(m, m, m, m);";
+    finds(&with(&format!("\nif (lane > 6) return;\n{product}")), 1, 32, FaultKind::InactiveLane, &[4]);
+    // Others wait somewhere else, or at another product.
+    let elsewhere = |with_it: &str| with(&format!("\nif ({with_it})\n{product}\nb[i] = simd_sum(i);"));
+    finds(&elsewhere("lane == 7"), 1, 32, FaultKind::DivergentCollective, &[4, 5]);
+    finds(&elsewhere("lane != 7"), 1, 32, FaultKind::DivergentCollective, &[4, 5]);
+    let other =
+        with(&format!("\nif (lane == 7) {{\n{product}\n}} else {{\n{product}\n}}\nb[i] = simd_sum(i);"));
+    finds(&other, 1, 32, FaultKind::DivergentCollective, &[4, 6]);
+    // A SIMD-group that is not whole has no matrices.
+    finds(&with(&format!("\n{product}")), 1, 31, FaultKind::InactiveLane, &[2, 3]);
+    accepts(&with(&format!("\nif (i < 32) {{ {product} }}")), 1, 64);
+}
+
+#[test]
 fn a_dispatch_that_declares_less_than_its_kernel_touches_is_found() {
     let body = kernel("b[i] = a[i];");
     for (a_end, b_end, writes, what) in

@@ -172,6 +172,38 @@ fn matrices_multiply_load_and_store_also_transposed() {
 }
 
 #[test]
+fn elements_of_a_matrix_are_those_of_its_lanes_before_and_after_every_step() {
+    // A lane writes its elements, the SIMD-group multiplies what all have written, each lane reads its own of what comes of that, and so on, with more
+    // steps than lanes are ever ahead of each other, and with no other place to meet.
+    let body = "kernel void k(device const float* in [[buffer(0)]], device float* out [[buffer(1)]], uint lane [[thread_index_in_simdgroup]]) {\n\
+                simdgroup_float8x8 x, unit(1.0f), twice(2.0f); simdgroup_half8x8 small;\n\
+                const uint at = ((lane / 4 & 4) + lane / 2 % 4) * 8 + (lane / 4 & 2) * 2 + lane % 2 * 2;\n\
+                x.thread_elements()[0] = in[at]; x.thread_elements()[1] = in[at + 1];\n\
+                for (uint i = 0; i < 3; ++i) { simdgroup_multiply(x, x, twice);\n\
+                  x.thread_elements()[0] += 1.0f; simdgroup_store(x, out + 64 * i, 8);\n\
+                  x.thread_elements()[1] -= 1.0f; simdgroup_float8x8 y = x; x = y; }\n\
+                for (uint i = 0; i < 1500; ++i) simdgroup_multiply(x, unit, x);\n\
+                simdgroup_multiply(small, x, unit); const float2 own = float2(small.thread_elements()[0], small.thread_elements()[1]);\n\
+                out[192 + at] = own.x; out[192 + at + 1] = own.y; }";
+    let mut values: Vec<f32> = (0..64).map(|i| (i * 37 % 19) as f32 - 9.0).collect();
+    for gpu in emulators() {
+        let input = written(&gpu, "in", &bytes_of(&values, f32::to_le_bytes));
+        let out = gpu.allocate("out", 4 * 256).unwrap();
+        run(&gpu, dispatch(&gpu, body, 1, 32, &[&input, &out]));
+        let mut expected = Vec::new();
+        let mut x = values.clone();
+        for _ in 0..3 {
+            x.iter_mut().enumerate().for_each(|(i, x)| *x = 2.0 * *x + if i % 2 == 0 { 1.0 } else { 0.0 });
+            expected.extend(&x);
+            x.iter_mut().skip(1).step_by(2).for_each(|x| *x -= 1.0);
+        }
+        expected.extend(x);
+        assert_eq!(floats(&out), expected, "{:?}", gpu.options());
+        values.rotate_left(1);
+    }
+}
+
+#[test]
 fn atomics_of_all_kinds_add_up() {
     let body = "kernel void k(device atomic_uint* u [[buffer(0)]], device atomic_float* f [[buffer(1)]], device atomic_int* s [[buffer(2)]],\n\
                 uint i [[thread_position_in_grid]]) {\n\
