@@ -3,7 +3,7 @@
 
 mod conformance;
 
-use conformance::Expected;
+use conformance::{Expected, Recall};
 use lily_metal::apple::AppleDevice;
 
 fn gpu() -> AppleDevice {
@@ -21,8 +21,10 @@ fn the_demo_answers_as_plain_f32_does() {
 #[test]
 fn a_long_prompt_is_answered_as_on_the_cpu_whatever_it_is_cut_into() {
     let cuts: [&[usize]; 5] = [&[2048], &[512], &[256], &[64], &[300, 1, 97, 640, 33]];
-    for prompt in [conformance::RECALL_1K, conformance::RECALL_4K] {
-        conformance::a_long_prompt_is_answered_as_on_the_cpu(&gpu(), prompt, &cuts);
+    for recall in [Recall::of("recall_1k", 900..1_100), Recall::of("recall_4k", 3_900..4_400)] {
+        for pieces in cuts {
+            conformance::a_long_prompt_is_answered_as_on_the_cpu(&gpu(), &recall, pieces);
+        }
     }
 }
 

@@ -5,6 +5,7 @@
 
 use std::collections::HashSet;
 use std::ops::Range;
+use std::sync::OnceLock;
 
 use lily_cpu::{CpuBackend, CpuOptions, Numerics};
 use lily_engine::backend::{Backend, BackendError, DecodeStep, Input, SequenceId, StepOutput, Want};
@@ -28,10 +29,7 @@ const TOKENS: usize = 64;
 const FAMILIES: [&str; 5] = ["sum", "reverse", "json", "thinking", "tool_answer"];
 /// The most tokens of a sequence here.
 const CONTEXT: usize = 1024;
-/// Families of questions about long texts, and how many tokens these have.
-pub const RECALL_1K: (&str, Range<usize>) = ("recall_1k", 900..1_100);
-pub const RECALL_4K: (&str, Range<usize>) = ("recall_4k", 3_900..4_400);
-/// The most tokens of an answer to one.
+/// The most tokens of an answer to a question about a long text.
 const LONGEST_ANSWER: usize = 64;
 /// Contexts of more tokens have attention's layout for long ones: within every answer below.
 const SHORT: usize = 64;
@@ -186,54 +184,57 @@ fn distance(found: &[f32], expected: &[f32]) -> f64 {
     (differences / expected.iter().map(|&x| square(x)).sum::<f64>()).sqrt()
 }
 
-/// The first question of a family about a long text has the answer that `cpu` gives with the options it has by default, whatever the prompt is cut into, and
-/// the logits before the answer have the same bits: each of `cuts` has the tokens of its pieces in turn.
-pub fn a_long_prompt_is_answered_as_on_the_cpu<D: Device>(
-    device: &D,
-    (family, tokens): (&str, Range<usize>),
-    cuts: &[&[usize]],
-) {
-    let demo = Checkpoint::demo().unwrap();
-    let prompt = prompts(&[family]).remove(0);
-    assert!(tokens.contains(&prompt.len()), "{} tokens of prompt", prompt.len());
-    let ends = demo.generation_config().eos_token_ids;
-    let context = tokens.end + LONGEST_ANSWER;
-    let options = CpuOptions { ctx_len: context, ..CpuOptions::default() };
-    let mut cpu = CpuBackend::new(demo.weights().unwrap(), options).unwrap();
-    let (sequence, first) = prefill(&mut cpu, &prompt, usize::MAX).unwrap();
-    let mut expected = Vec::from_iter(first.token);
-    while !ends.contains(&expected[expected.len() - 1]) {
-        expected.extend(decode(&mut cpu, &[sequence], 1).unwrap().remove(0));
-        assert!(expected.len() < LONGEST_ANSWER, "an answer that does not end: {expected:?}");
-    }
+/// A question about a long text, and the answer that `cpu` gives with the options it has by default.
+pub struct Recall {
+    context: usize,
+    prompt: Vec<u32>,
+    answer: Vec<u32>,
+    /// Before the answer, of whoever reads the prompt first.
+    logits: OnceLock<Vec<f32>>,
+}
 
-    let mut backend = open_for(device, context);
-    let mut logits = None;
-    for pieces in cuts {
-        let sequence = backend.open(None).unwrap();
-        let (mut rest, mut last) = (&prompt[..], None);
-        for &piece in pieces.iter().cycle() {
-            let (piece, more) = rest.split_at(piece.min(rest.len()));
-            rest = more;
-            let want = if rest.is_empty() { Want::Logits } else { Want::Nothing };
-            let ticket = backend.extend(sequence, piece, want).unwrap();
-            last = backend.collect(ticket).unwrap().pop();
-            if rest.is_empty() {
-                break;
-            }
+impl Recall {
+    /// The first question of a family, which has so many tokens.
+    pub fn of(family: &'static str, tokens: Range<usize>) -> Recall {
+        let demo = Checkpoint::demo().unwrap();
+        let prompt = prompts(&[family]).remove(0);
+        assert!(tokens.contains(&prompt.len()), "{} tokens of prompt", prompt.len());
+        let ends = demo.generation_config().eos_token_ids;
+        let context = tokens.end + LONGEST_ANSWER;
+        let options = CpuOptions { ctx_len: context, ..CpuOptions::default() };
+        let mut cpu = CpuBackend::new(demo.weights().unwrap(), options).unwrap();
+        let (sequence, first) = prefill(&mut cpu, &prompt, usize::MAX).unwrap();
+        let mut answer = Vec::from_iter(first.token);
+        while !ends.contains(&answer[answer.len() - 1]) {
+            answer.extend(decode(&mut cpu, &[sequence], 1).unwrap().remove(0));
+            assert!(answer.len() < LONGEST_ANSWER, "an answer that does not end: {answer:?}");
         }
-        let last = last.unwrap();
-        let mut found = Vec::from_iter(last.token);
-        found.extend(decode(&mut backend, &[sequence], expected.len() - 1).unwrap().remove(0));
-        assert_eq!(found, expected, "in pieces of {pieces:?}");
-        let first = logits.get_or_insert_with(|| last.logits.clone());
-        assert!(
-            *first == last.logits,
-            "logits of a prompt in pieces of {pieces:?} and in those of {:?}",
-            cuts[0]
-        );
-        backend.close(sequence);
+        Recall { context, prompt, answer, logits: OnceLock::new() }
     }
+}
+
+/// A question about a long text has the answer of `cpu` when it is put in pieces of so many tokens in turn, and the logits before the answer
+/// have the same bits whatever it is cut into.
+pub fn a_long_prompt_is_answered_as_on_the_cpu<D: Device>(device: &D, recall: &Recall, pieces: &[usize]) {
+    let mut backend = open_for(device, recall.context);
+    let sequence = backend.open(None).unwrap();
+    let (mut rest, mut last) = (&recall.prompt[..], None);
+    for &piece in pieces.iter().cycle() {
+        let (piece, more) = rest.split_at(piece.min(rest.len()));
+        rest = more;
+        let want = if rest.is_empty() { Want::Logits } else { Want::Nothing };
+        let ticket = backend.extend(sequence, piece, want).unwrap();
+        last = backend.collect(ticket).unwrap().pop();
+        if rest.is_empty() {
+            break;
+        }
+    }
+    let last = last.unwrap();
+    let mut found = Vec::from_iter(last.token);
+    found.extend(decode(&mut backend, &[sequence], recall.answer.len() - 1).unwrap().remove(0));
+    assert_eq!(found, recall.answer, "in pieces of {pieces:?}");
+    let first = recall.logits.get_or_init(|| last.logits.clone());
+    assert!(*first == last.logits, "logits of a prompt in pieces of {pieces:?} and in other ones");
 }
 
 /// A row has the same bits however a prompt is cut, whatever shares a step, and after a snapshot or an export.
