@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use lily_cpu::Numerics;
+use lily_gpu::layout::KvFormat;
 use serde::Serialize;
 
 pub use serve::{AccessArgs, LimitArgs, LogArgs, LogFormat, PlaceArgs, ServeArgs};
@@ -106,7 +107,7 @@ pub enum KvCacheType {
     /// IEEE halves
     #[default]
     F16,
-    /// 8-bit integers with a scale for each key and value: about half the memory, on the CPU
+    /// 8-bit integers with a scale for each key and value: about half the memory, on the CPU and on Metal
     Q8,
 }
 
@@ -116,6 +117,14 @@ impl KvCacheType {
         match self {
             KvCacheType::F16 => Numerics::Int8,
             KvCacheType::Q8 => Numerics::Int8KvQ8,
+        }
+    }
+
+    /// How the pages of a GPU store it.
+    pub fn pages(self) -> KvFormat {
+        match self {
+            KvCacheType::F16 => KvFormat::F16,
+            KvCacheType::Q8 => KvFormat::Q8,
         }
     }
 }
@@ -139,7 +148,7 @@ pub struct ModelArgs {
     /// Threads that the CPU computes with [default: the physical cores]
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     pub threads: Option<usize>,
-    /// How keys and values of the context are stored; q8 takes about half the memory, and runs on the CPU only
+    /// How keys and values of the context are stored; q8 takes about half the memory, and does not run on CUDA
     #[arg(long, value_enum, value_name = "TYPE", default_value_t)]
     pub kv_cache_type: KvCacheType,
     /// Let the model think before it answers
@@ -343,7 +352,7 @@ pub struct DoctorArgs {
     /// Context in tokens that the model is to have
     #[arg(long, value_name = "N", default_value_t = DEFAULT_CONTEXT, value_parser = at_least_one)]
     pub ctx_len: usize,
-    /// How keys and values of the context are to be stored; q8 runs on the CPU only
+    /// How keys and values of the context are to be stored; q8 does not run on CUDA
     #[arg(long, value_enum, value_name = "TYPE", default_value_t)]
     pub kv_cache_type: KvCacheType,
     /// Print JSON instead of the page
@@ -389,6 +398,9 @@ pub struct PlanArgs {
     /// The last N tokens of --context as a prompt, instead of a step of decode
     #[arg(long, value_name = "N", value_parser = at_least_one, conflicts_with = "batch")]
     pub prefill: Option<usize>,
+    /// How keys and values of the context are stored; q8 does not run on CUDA
+    #[arg(long, value_enum, value_name = "TYPE", default_value_t)]
+    pub kv_cache_type: KvCacheType,
     /// Write the dependencies into this file as a graph in Graphviz' language
     #[arg(long, value_name = "FILE")]
     pub dot: Option<PathBuf>,

@@ -107,14 +107,27 @@ pub enum Place {
     Gpu(usize),
 }
 
+impl Place {
+    /// Whether keys and values can be stored in 8 bits there.
+    fn stores_q8(self) -> bool {
+        match self {
+            Place::Cpu => true,
+            #[cfg(not(target_os = "macos"))]
+            Place::Card(_) => false,
+            #[cfg(target_os = "macos")]
+            Place::Gpu(_) => true,
+        }
+    }
+}
+
 /// Where `args` want the model to run, and why there.
 ///
 /// # Errors
 /// A device that was asked for and is not there, or that does not have what was asked for.
 pub fn choose(args: &ModelArgs) -> anyhow::Result<(Place, String)> {
     let (place, chosen) = choose_place(args)?;
-    if args.kv_cache_type == KvCacheType::Q8 && place != Place::Cpu {
-        bail!("--kv-cache-type q8 runs on the CPU only; add --backend cpu, or leave it at f16");
+    if args.kv_cache_type == KvCacheType::Q8 && !place.stores_q8() {
+        bail!("--kv-cache-type q8 does not run on CUDA; add --backend cpu, or leave it at f16");
     }
     Ok((place, chosen))
 }
@@ -172,15 +185,15 @@ pub fn open(
             }
         }
         #[cfg(target_os = "macos")]
-        Place::Gpu(index) => on_gpu(index, checkpoint, checked_context(args, checkpoint)?, usual, chosen),
+        Place::Gpu(index) => on_gpu(index, args, checkpoint, usual, chosen),
     }
 }
 
 #[cfg(target_os = "macos")]
 fn on_gpu(
     index: usize,
+    args: &ModelArgs,
     checkpoint: &Checkpoint,
-    asked: Option<usize>,
     usual: usize,
     chosen: String,
 ) -> anyhow::Result<Opened> {
@@ -188,9 +201,10 @@ fn on_gpu(
     use lily_metal::apple::AppleDevice;
     use lily_metal::{MetalBackend, MetalOptions};
 
+    let context = checked_context(args, checkpoint)?.map_or(Context::AtMost(usual), Context::Exactly);
     let device = AppleDevice::open(index)?;
-    let context = asked.map_or(Context::AtMost(usual), Context::Exactly);
-    let options = MetalOptions { context, ..MetalOptions::default() };
+    let kv_format = args.kv_cache_type.pages();
+    let options = MetalOptions { context, kv_format, ..MetalOptions::default() };
     let backend = MetalBackend::new(&device, &checkpoint.weights()?, &options)?;
     let memory = MemoryUse::Gpu(*backend.memory_plan());
     Ok(Opened { backend: Box::new(backend), memory, chosen })

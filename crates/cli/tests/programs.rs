@@ -86,6 +86,7 @@ fn what_goes_wrong_is_one_sentence_and_exit_code_1() {
         (&["chat", "hi", "--backend", "cuda", "--kv-cache-type", "q8"], "add --backend cpu"),
         (&["plan", "--backend", "cuda", "--batch", "33"], "--batch 33"),
         (&["plan", "--backend", "cuda", "--context", "999999"], "--context 999999"),
+        (&["plan", "--backend", "cuda", "--kv-cache-type", "q8"], "--backend metal"),
         (&["plan", "--backend", "cuda", "--prefill", "5000"], "--prefill 5000"),
         (&["plan", "--backend", "metal", "--prefill", "999999"], "--prefill 999999"),
         (&["plan", "--backend", "metal", "--prefill", "50", "--context", "20"], "--context 20"),
@@ -149,6 +150,23 @@ fn metal_says_how_prompts_are_cut_and_that_estimates_are_not_measured() {
         for chip in ["M1 Max", "M2 Ultra", "M3 Max", "M4 Max", "M5 Max"] {
             assert!(estimates.contains(chip), "{chip} in:\n{printed}");
         }
+    }
+}
+
+#[test]
+fn a_plan_for_keys_and_values_in_8_bits_says_so_and_moves_less() {
+    let plan = |kv: &str, more: &[&str]| {
+        let args = [&["plan", "--backend", "metal", "--kv-cache-type", kv][..], more].concat();
+        text(&run(&mut lily(&args)).stdout)
+    };
+    for more in [&["--context", "100000"][..], &["--prefill", "3000"]] {
+        let [halves, bytes] = ["f16", "q8"].map(|kv| plan(kv, more));
+        assert!(bytes.contains("keys and values in 8 bits") && !halves.contains("8 bits"), "{bytes}");
+        let megabytes = |printed: &str| -> f64 {
+            let line = printed.lines().find(|line| line.starts_with("attn_core")).unwrap();
+            line.split_whitespace().nth(2).unwrap().parse().unwrap()
+        };
+        assert!(megabytes(&bytes) < megabytes(&halves), "{bytes}");
     }
 }
 

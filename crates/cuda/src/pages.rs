@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use lily_engine::backend::BackendError;
 use lily_engine::meter::{Charge, Meter};
-use lily_gpu::layout::{KvLayout, StateLayout};
+use lily_gpu::layout::{KvFormat, KvLayout, StateLayout};
 use lily_model::geometry::Geometry;
 
 use crate::driver::{Gpu, Memory};
@@ -47,7 +47,7 @@ impl Store {
     pub fn new(gpu: &Arc<Gpu>, geometry: &Geometry, limit: usize) -> Store {
         Store {
             gpu: Arc::clone(gpu),
-            kv: KvLayout::new(geometry),
+            kv: KvLayout::new(geometry, KvFormat::F16),
             state: StateLayout::new(geometry),
             meter: Meter::new(limit),
         }

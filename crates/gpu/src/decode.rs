@@ -228,7 +228,7 @@ impl<'a> Pass<'a> {
         let projected_bytes = rows * group_rows(&groups[0]).next_multiple_of(TILE_ROWS) as u64 * F32;
         let mixed_bytes = rows * (attention.heads * attention.head_dim) as u64 * F32;
 
-        let position = KvLayout::new(self.geometry).position_bytes() as u64;
+        let position = KvLayout::new(self.geometry, self.target.kv()).position_bytes() as u64;
         let row = position * self.shape.context as u64;
         let start = ordinal * rows * row;
         let cache = start..start + rows * row;

@@ -166,8 +166,13 @@ mod tests {
     use super::*;
     use crate::chips::{APPLE, H200};
     use crate::decode;
-    use crate::layout::KV_ELEMENT_BYTES;
+    use crate::layout::{KvFormat, KvLayout};
     use crate::prefill::cuda;
+
+    /// Bytes of a position's keys and values, in halves.
+    fn kv_bytes(weights: &Weights) -> u64 {
+        KvLayout::new(&weights.geometry, KvFormat::F16).token_bytes() as u64
+    }
 
     fn full_model() -> Weights {
         Weights::outline(&Geometry::qwen3_6_35b_a3b())
@@ -190,7 +195,7 @@ mod tests {
         let heads = moved(&two, Stage::Head) / moved(&one, Stage::Head);
         assert!((heads - 1.0).abs() < 0.001, "{heads}");
         assert!(moved(&two, Stage::MoeUp) > moved(&one, Stage::MoeUp));
-        let all_weights = Cost::of(&weights).batch_bytes(4096, 1, KV_ELEMENT_BYTES);
+        let all_weights = Cost::of(&weights).batch_bytes(4096, 1, kv_bytes(&weights));
         assert!(two.all().bytes - one.all().bytes < all_weights);
     }
 
@@ -226,7 +231,8 @@ mod tests {
     #[test]
     fn the_assumptions_give_the_reference_engines_published_decode() {
         let m5_max = APPLE[4];
-        let bytes = Cost::of(&full_model()).batch_bytes(1, 4096, KV_ELEMENT_BYTES) as f64;
+        let weights = full_model();
+        let bytes = Cost::of(&weights).batch_bytes(1, 4096, kv_bytes(&weights)) as f64;
         let seconds = bytes / m5_max.bytes_per_second / MEMORY_REACHED + 555.0 * SHORTEST_STAGE;
         let published = 186.6;
         assert!((1.0 / seconds / published - 1.0).abs() < 0.01, "{}", 1.0 / seconds);

@@ -1,11 +1,13 @@
-//! What differs between the devices that a plan is made for: where weights lie, and how a kernel is cut into
-//! blocks.
+//! What differs between the devices that a plan is made for: where weights lie, how keys and values are stored, and how a
+//! kernel is cut into blocks.
 //!
 //! How many rows, sequences or experts a kernel is launched for is the plan's to say. How it divides its own work, one
 //! row's, is the kernel's: what stands here is what a plan assumes that is made without a card, and a backend takes
 //! over what its compiled kernels say.
 
 use lily_model::geometry::MoeGeometry;
+
+use crate::layout::KvFormat;
 
 /// A device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,6 +21,8 @@ pub enum Target {
     Metal {
         /// Its cores.
         cores: u32,
+        /// How keys and values are stored.
+        kv: KvFormat,
     },
 }
 
@@ -94,13 +98,29 @@ impl Target {
     /// An H100 or H200, for plans that are made without a card.
     pub const HOPPER: Target = Target::Cuda { cores: 132 };
     /// An Apple GPU of the Max class, for plans that are made without one.
-    pub const APPLE_MAX: Target = Target::Metal { cores: 40 };
+    pub const APPLE_MAX: Target = Target::Metal { cores: 40, kv: KvFormat::F16 };
 
     /// How weights lie there.
     pub fn weights(self) -> WeightLayout {
         match self {
             Target::Cuda { .. } => WeightLayout::Tiles,
             Target::Metal { .. } => WeightLayout::InPlace,
+        }
+    }
+
+    /// The same with keys and values that are stored as `kv` says, where the device has the choice.
+    pub fn with_kv(self, kv: KvFormat) -> Target {
+        match self {
+            Target::Cuda { .. } => self,
+            Target::Metal { cores, .. } => Target::Metal { cores, kv },
+        }
+    }
+
+    /// How keys and values are stored.
+    pub fn kv(self) -> KvFormat {
+        match self {
+            Target::Cuda { .. } => KvFormat::F16,
+            Target::Metal { kv, .. } => kv,
         }
     }
 
@@ -187,7 +207,7 @@ impl Target {
 
     /// Tiles dealt out evenly, at most one block to a core.
     fn tiles(self, tiles: usize, groups: usize, warps: usize) -> Launch {
-        let (Target::Cuda { cores } | Target::Metal { cores }) = self;
+        let (Target::Cuda { cores } | Target::Metal { cores, .. }) = self;
         let blocks = tiles.div_ceil(tiles.div_ceil(cores as usize));
         Launch::plain([blocks as u32, groups as u32, 1], (warps * WARP) as u32)
     }
@@ -195,7 +215,7 @@ impl Target {
     /// Threadgroups for the tiles of a matrix (y), dealt out evenly, and for a few rows of the step each (x): those that
     /// read the same tile are neighbours.
     fn metal(self, tiles: usize, batch: usize) -> Launch {
-        let (Target::Cuda { cores } | Target::Metal { cores }) = self;
+        let (Target::Cuda { cores } | Target::Metal { cores, .. }) = self;
         let groups = tiles.div_ceil(tiles.div_ceil(cores as usize * METAL_GROUPS));
         Launch::plain([batch.div_ceil(METAL_ROW_GROUP) as u32, groups as u32, 1], METAL_THREADS)
     }
@@ -205,7 +225,10 @@ impl std::fmt::Display for Target {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Target::Cuda { cores } => write!(f, "CUDA with {cores} multiprocessors"),
-            Target::Metal { cores } => write!(f, "Metal with {cores} cores"),
+            Target::Metal { cores, kv: KvFormat::F16 } => write!(f, "Metal with {cores} cores"),
+            Target::Metal { cores, kv: KvFormat::Q8 } => {
+                write!(f, "Metal with {cores} cores, keys and values in 8 bits")
+            }
         }
     }
 }

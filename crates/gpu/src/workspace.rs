@@ -106,7 +106,7 @@ impl Workspace {
     /// Records the buffers.
     pub fn new(recorder: &mut Recorder, geometry: &Geometry, target: Target, shape: Shape) -> Workspace {
         let Geometry { hidden, attention, delta, moe, .. } = geometry;
-        let (state, kv) = (StateLayout::new(geometry), KvLayout::new(geometry));
+        let (state, kv) = (StateLayout::new(geometry), KvLayout::new(geometry, target.kv()));
         let (attention_layers, delta_layers) =
             (geometry.count(LayerKind::Attention), geometry.count(LayerKind::Delta));
         let width = attention.heads * attention.head_dim;

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use lily_gpu::decode::{self, MAX_ROWS, Shape};
-use lily_gpu::layout::KV_ELEMENT_BYTES;
+use lily_gpu::layout::{KvFormat, KvLayout};
 use lily_gpu::plan::{Plan, Role};
 use lily_gpu::stage::Stage;
 use lily_gpu::target::Target;
@@ -67,11 +67,13 @@ fn tokens_as_requests_ask_take_four_kernels_more_behind_the_others() {
 fn its_bytes_are_those_that_the_model_asks_for() {
     let weights = full_model();
     let cost = Cost::of(&weights);
-    for target in targets() {
+    let q8 = Target::APPLE_MAX.with_kv(KvFormat::Q8);
+    for target in targets().into_iter().chain([q8]) {
+        let kv = KvLayout::new(&weights.geometry, target.kv()).token_bytes() as u64;
         for (rows, context) in [(1, 256), (1, 4096), (1, 131_072), (8, 1024), (32, 1024)] {
             let plan = decode::record(&weights, target, Shape { rows, context, sampled: false });
             let moved = plan.traffic(None, None).total() as f64;
-            let floor = cost.batch_bytes(rows, context, KV_ELEMENT_BYTES) as f64;
+            let floor = cost.batch_bytes(rows, context, kv) as f64;
             let over = moved / floor - 1.0;
             let most = if rows == 1 { BYTES_OVER_FLOOR } else { BATCH_BYTES_OVER_FLOOR };
             assert!(over.abs() <= most, "{target}, {rows} at {context}: {over:.4}");

@@ -31,7 +31,7 @@ use lily_engine::backend::{
 use lily_engine::meter::Meter;
 use lily_engine::sampler::SamplerState;
 use lily_gpu::decode::{MAX_ROWS, Shape};
-use lily_gpu::layout::PAGE_TOKENS;
+use lily_gpu::layout::{KvFormat, PAGE_TOKENS};
 use lily_gpu::memory::Context;
 use lily_gpu::prompt::{self, PromptLayout};
 use lily_gpu::sampling::NONE;
@@ -67,11 +67,18 @@ pub struct MetalOptions {
     /// Contexts of more tokens have attention's layout for long ones: at most [`program::SHORT`], which is where it
     /// pays. The answer does not depend on it.
     pub short: usize,
+    /// How keys and values are stored.
+    pub kv_format: KvFormat,
 }
 
 impl Default for MetalOptions {
     fn default() -> MetalOptions {
-        MetalOptions { context: Context::AtMost(usize::MAX), state_bytes: u64::MAX, short: program::SHORT }
+        MetalOptions {
+            context: Context::AtMost(usize::MAX),
+            state_bytes: u64::MAX,
+            short: program::SHORT,
+            kv_format: KvFormat::F16,
+        }
     }
 }
 
@@ -186,12 +193,13 @@ impl<D: Device> MetalBackend<D> {
     /// A model that the kernels are not written for or that does not fit, or a device that does not take them.
     pub fn new(device: &D, weights: &Weights, options: &MetalOptions) -> Result<Self, MetalError> {
         let geometry = &weights.geometry;
+        let MetalOptions { context, state_bytes, short, kv_format } = *options;
         let Planned { memory: memory_plan, plans, prompt_plans } =
-            MemoryPlan::of_model(device, weights, options.context, options.short, options.state_bytes)?;
+            MemoryPlan::of_model(device, weights, kv_format, context, short, state_bytes)?;
         let (_, widest) = plans.last().expect("there is a plan for every bucket");
         let loaded = weights::load(device, weights, widest)?;
-        let programs = Programs::new(device, geometry, plans, prompt_plans, loaded)?;
-        let store = Store::new(device, geometry, memory_plan.state)?;
+        let programs = Programs::new(device, geometry, kv_format, plans, prompt_plans, loaded)?;
+        let store = Store::new(device, geometry, kv_format, memory_plan.state)?;
         let slot = || Slot::new(device, memory_plan.context, memory_plan.prompt_rows);
         Ok(MetalBackend {
             device: device.clone(),
@@ -707,12 +715,12 @@ impl<D: Device> Backend for MetalBackend<D> {
     }
 
     fn sequence_bytes(&self, tokens: usize) -> u64 {
-        Sizes::new(&self.geometry).sequence(tokens) as u64
+        Sizes::new(&self.geometry, self.store.kv.format()).sequence(tokens) as u64
     }
 
     fn layout(&self) -> String {
-        let family = self.device.info().family;
-        format!("metal 1, Apple family {family}, pages of {PAGE_TOKENS}, {:?}", self.geometry)
+        let (family, format) = (self.device.info().family, self.store.kv.format());
+        format!("metal 1, Apple family {family}, {format:?} in pages of {PAGE_TOKENS}, {:?}", self.geometry)
     }
 
     fn export(&mut self, snapshot: SnapshotId) -> Result<Export, BackendError> {

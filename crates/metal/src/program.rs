@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::thread;
 
 use lily_gpu::decode::{self, MAX_ROWS, SPANS, Shape};
-use lily_gpu::layout::PAGE_TOKENS;
+use lily_gpu::layout::{KvFormat, PAGE_TOKENS};
 use lily_gpu::memory::shared_buffers;
 use lily_gpu::plan::{Arg, BufferId, Plan, Role};
 use lily_gpu::prefill::metal::{self, PASSES};
@@ -28,9 +28,9 @@ const BUCKETS: [usize; 5] = [1, 4, 8, 16, MAX_ROWS];
 pub const SHORT: usize = SPANS * PAGE_TOKENS;
 
 /// The plans of all buckets: for contexts of at most `short` tokens, and for any; for greedy tokens, and for tokens as
-/// requests ask.
-pub fn plans(weights: &Weights, info: &DeviceInfo, short: usize) -> Vec<(Shape, Plan)> {
-    let target = Target::Metal { cores: info.cores };
+/// requests ask. Keys and values are stored as `kv` says.
+pub fn plans(weights: &Weights, info: &DeviceInfo, short: usize, kv: KvFormat) -> Vec<(Shape, Plan)> {
+    let target = Target::Metal { cores: info.cores, kv };
     // A plan for more than `SHORT` tokens has the long layout.
     let contexts = [short.clamp(1, SHORT), weights.geometry.max_context.max(SHORT + 1)];
     let shapes = [false, true].into_iter().flat_map(|sampled| {
@@ -40,9 +40,9 @@ pub fn plans(weights: &Weights, info: &DeviceInfo, short: usize) -> Vec<(Shape, 
 }
 
 /// The plans of prompts, the longer ones left out whose kernels would hand each other more than `room` bytes; for greedy
-/// tokens and for tokens as requests ask.
-pub fn prompt_plans(weights: &Weights, info: &DeviceInfo, room: u64) -> Vec<(Shape, Plan)> {
-    let target = Target::Metal { cores: info.cores };
+/// tokens and for tokens as requests ask. Keys and values are stored as `kv` says.
+pub fn prompt_plans(weights: &Weights, info: &DeviceInfo, room: u64, kv: KvFormat) -> Vec<(Shape, Plan)> {
+    let target = Target::Metal { cores: info.cores, kv };
     let shapes = PASSES.into_iter().flat_map(|rows| {
         let context = weights.geometry.max_context.max(rows);
         [false, true].map(|sampled| Shape { rows, context, sampled })
@@ -109,21 +109,23 @@ pub struct StepPlace<'a, D: Device> {
 }
 
 impl<D: Device> Programs<D> {
-    /// Compiles the kernels and allocates the workspace. Where passes of prompts are faster with tensors, and the device's tensors
-    /// multiply as they should, those kernels are compiled with them too ([`tensors`]); the log says where they do not.
+    /// Compiles the kernels, for keys and values that are stored as `kv` says, and allocates the workspace. Where passes of prompts
+    /// are faster with tensors, and the device's tensors multiply as they should, those kernels are compiled with them too
+    /// ([`tensors`]); the log says where they do not.
     ///
     /// # Errors
     /// A kernel that the device does not take, or no memory.
     pub fn new(
         device: &D,
         geometry: &Geometry,
+        kv: KvFormat,
         mut plans: Vec<(Shape, Plan)>,
         prompt_plans: Vec<(Shape, Plan)>,
         weights: Loaded<D::Buffer>,
     ) -> Result<Programs<D>, MetalError> {
         let steps = plans.len();
         plans.extend(prompt_plans);
-        let sources = Stage::ALL.map(|stage| (stage, sources::source(stage, geometry)));
+        let sources = Stage::ALL.map(|stage| (stage, sources::source(stage, geometry, kv)));
         let libraries = compile(device, &sources)?;
         let mut pipelines: Pipelines<D> = HashMap::new();
         for dispatch in plans.iter().flat_map(|(_, plan)| &plan.dispatches) {
@@ -136,7 +138,7 @@ impl<D: Device> Programs<D> {
             };
             check(device.info(), pipeline, dispatch).map_err(MetalError::Model)?;
         }
-        let tensor_pipelines = tensor_pipelines(device, geometry, &plans[steps..])?;
+        let tensor_pipelines = tensor_pipelines(device, geometry, &sources, &plans[steps..])?;
         let workspace = shared_buffers(plans.iter().map(|(_, plan)| plan), &[Role::Activations])
             .into_iter()
             .map(|(name, bytes)| Ok((name.to_owned(), device.allocate(name, bytes as usize)?)))
@@ -313,6 +315,7 @@ impl<D: Device> Programs<D> {
 fn tensor_pipelines<D: Device>(
     device: &D,
     geometry: &Geometry,
+    sources: &[(Stage, Source)],
     plans: &[(Shape, Plan)],
 ) -> Result<Pipelines<D>, MetalError> {
     let mut products = HashMap::new();
@@ -328,7 +331,7 @@ fn tensor_pipelines<D: Device>(
         return Ok(HashMap::new());
     }
     let made = if tensors::agree(device, &sources::products_check(geometry))? {
-        with_tensors(device, geometry, &products)
+        with_tensors(device, sources, &products)
     } else {
         let reason = "tensors do not multiply as this GPU's other units do".to_owned();
         Err(DeviceError::Failed { pass: "products_check".to_owned(), reason })
@@ -339,16 +342,15 @@ fn tensor_pipelines<D: Device>(
     })
 }
 
-/// `products` by name, compiled with tensors.
+/// `products` by name, their stages' `sources` compiled with tensors.
 fn with_tensors<D: Device>(
     device: &D,
-    geometry: &Geometry,
+    sources: &[(Stage, Source)],
     products: &HashMap<&'static str, &lily_gpu::plan::Dispatch>,
 ) -> Result<Pipelines<D>, DeviceError> {
-    let uses = |stage: &Stage| products.values().any(|dispatch| dispatch.stage == *stage);
-    let stages = Stage::ALL.into_iter().filter(uses);
-    let sources: Vec<_> =
-        stages.map(|stage| (stage, sources::source(stage, geometry).with_tensors())).collect();
+    let uses = |(stage, _): &&(Stage, Source)| products.values().any(|dispatch| dispatch.stage == *stage);
+    let sources = sources.iter().filter(uses);
+    let sources: Vec<_> = sources.map(|(stage, source)| (*stage, source.clone().with_tensors())).collect();
     let libraries = compile(device, &sources)?;
     let pipeline = |(&kernel, &dispatch): (&&'static str, &&lily_gpu::plan::Dispatch)| {
         let library = libraries.iter().find(|(stage, _)| *stage == dispatch.stage);

@@ -5,6 +5,7 @@
 
 use std::fmt::Write;
 
+use lily_gpu::layout::KvFormat;
 use lily_gpu::macros::macros;
 use lily_gpu::stage::Stage;
 use lily_model::geometry::Geometry;
@@ -52,10 +53,15 @@ pub fn file(stage: Stage) -> (&'static str, &'static str) {
     }
 }
 
-/// What a device compiles for a stage of a model.
-pub fn source(stage: Stage, geometry: &Geometry) -> Source {
+/// What a device compiles for a stage of a model whose keys and values are stored as `kv` says.
+pub fn source(stage: Stage, geometry: &Geometry, kv: KvFormat) -> Source {
     let (name, text) = file(stage);
-    complete(name, text, geometry)
+    let mut source = complete(name, text, geometry);
+    // No other stage sees them, and what it is compiled to is the same for both.
+    if stage == Stage::AttnCore {
+        source.macros.push(("KV_Q8".to_owned(), u8::from(kv == KvFormat::Q8).to_string()));
+    }
+    source
 }
 
 /// What a device compiles to compare its matrix units ([`tensors`](crate::tensors)).
@@ -138,7 +144,7 @@ mod tests {
 
     #[test]
     fn a_header_stands_where_it_is_included_first_and_lines_keep_their_numbers() {
-        let source = source(Stage::Head, &Geometry::qwen3_6_35b_a3b());
+        let source = source(Stage::Head, &Geometry::qwen3_6_35b_a3b(), KvFormat::F16);
         assert_eq!(source.text.matches("#line 1 \"common.h\"").count(), 1);
         assert!(!source.text.contains("#include \"") && !source.text.contains("#pragma once"));
         let (_, file) = file(Stage::Head);

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use lily_engine::backend::BackendError;
 use lily_engine::meter::{Charge, Meter};
 use lily_engine::sampler::SamplerState;
-use lily_gpu::layout::{KvLayout, StateLayout};
+use lily_gpu::layout::{KvFormat, KvLayout, StateLayout};
 use lily_model::geometry::Geometry;
 
 use crate::device::{Device, Transfer};
@@ -85,9 +85,9 @@ pub struct Sizes {
 }
 
 impl Sizes {
-    /// Of a model.
-    pub fn new(geometry: &Geometry) -> Sizes {
-        Sizes { kv: KvLayout::new(geometry), state: StateLayout::new(geometry) }
+    /// Of a model whose keys and values are stored as `kv` says.
+    pub fn new(geometry: &Geometry, kv: KvFormat) -> Sizes {
+        Sizes { kv: KvLayout::new(geometry, kv), state: StateLayout::new(geometry) }
     }
 
     /// Bytes of a page.
@@ -103,9 +103,9 @@ impl Sizes {
 }
 
 impl<D: Device> Store<D> {
-    /// For a model on a device, with room for `limit` bytes.
-    pub fn new(device: &D, geometry: &Geometry, limit: u64) -> Result<Store<D>, DeviceError> {
-        let (kv, state) = (KvLayout::new(geometry), StateLayout::new(geometry));
+    /// For a model on a device, whose keys and values are stored as `kv` says, with room for `limit` bytes.
+    pub fn new(device: &D, geometry: &Geometry, kv: KvFormat, limit: u64) -> Result<Store<D>, DeviceError> {
+        let (kv, state) = (KvLayout::new(geometry, kv), StateLayout::new(geometry));
         Ok(Store {
             device: device.clone(),
             kv,

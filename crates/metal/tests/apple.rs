@@ -4,6 +4,7 @@
 mod conformance;
 
 use conformance::{Expected, Recall};
+use lily_gpu::layout::KvFormat;
 use lily_metal::apple::AppleDevice;
 
 fn gpu() -> AppleDevice {
@@ -29,8 +30,17 @@ fn a_long_prompt_is_answered_as_on_the_cpu_whatever_it_is_cut_into() {
 }
 
 #[test]
+fn prompts_in_8_bits_are_answered_as_on_the_cpu() {
+    for family in ["no_tool", "tool_answer"] {
+        conformance::a_prompt_in_8_bits_is_answered_as_on_the_cpu(&gpu(), family, 100);
+    }
+}
+
+#[test]
 fn the_same_tokens_give_the_same_bits() {
-    conformance::the_same_tokens_give_the_same_bits(&gpu(), [140, 61]);
+    for kv in [KvFormat::F16, KvFormat::Q8] {
+        conformance::the_same_tokens_give_the_same_bits(&gpu(), kv, [140, 61]);
+    }
 }
 
 #[test]

@@ -8,6 +8,7 @@ mod conformance;
 use std::sync::LazyLock;
 
 use conformance::{Expected, Recall};
+use lily_gpu::layout::KvFormat;
 use lily_metal::emulator::{Emulator, Options};
 
 fn gpu(seed: u64, tracked: bool) -> Emulator {
@@ -31,6 +32,11 @@ fn all_answers_of_the_demo_are_those_of_plain_f32_under_three_seeds() {
 
 /// A question about a text of 4,000 tokens, what the CPU answers, and the logits of whoever of the tests below was first.
 static RECALL: LazyLock<Recall> = LazyLock::new(|| Recall::of("recall_4k", 3_900..4_400));
+
+#[test]
+fn a_prompt_in_8_bits_is_answered_as_on_the_cpu() {
+    conformance::a_prompt_in_8_bits_is_answered_as_on_the_cpu(&gpu(12, false), "no_tool", 100);
+}
 
 #[test]
 #[ignore = "a minute or more of computing; .ci/run runs it"]
@@ -58,13 +64,14 @@ fn a_prompt_of_4000_tokens_is_answered_as_on_the_cpu_in_uneven_pieces() {
 
 #[test]
 fn the_same_tokens_give_the_same_bits() {
-    conformance::the_same_tokens_give_the_same_bits(&gpu(4, false), [70, 9]);
+    conformance::the_same_tokens_give_the_same_bits(&gpu(4, false), KvFormat::F16, [70, 9]);
+    conformance::the_same_tokens_give_the_same_bits(&gpu(11, false), KvFormat::Q8, [70, 9]);
 }
 
 #[test]
 #[ignore = "a minute or more of computing; .ci/run runs it"]
 fn the_same_tokens_give_the_same_bits_and_no_thread_does_what_it_must_not() {
-    conformance::the_same_tokens_give_the_same_bits(&gpu(5, true), [70, 9]);
+    conformance::the_same_tokens_give_the_same_bits(&gpu(5, true), KvFormat::F16, [70, 9]);
 }
 
 #[test]

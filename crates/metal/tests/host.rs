@@ -8,6 +8,7 @@ use std::time::Duration;
 use hollow::Hollow;
 use lily_engine::backend::{Backend, BackendError, DecodeStep, Input, SequenceId, Want};
 use lily_engine::sampler::{Sampler, SamplingParams};
+use lily_gpu::layout::KvFormat;
 use lily_gpu::memory::Context;
 use lily_gpu::plan::Role;
 use lily_metal::device::{Buffer, Device};
@@ -276,7 +277,7 @@ fn weights_stay_in_their_files_where_the_kernels_can_read_them() {
     // One buffer for the file, or as many as it takes where none may be much longer than the largest tensor.
     for (max_buffer, least_buffers) in [(2 * GIB, 1), (largest + (64 << 10), 3)] {
         let device = Hollow::new(8 * GIB, max_buffer);
-        let plans = program::plans(&weights, device.info(), program::SHORT);
+        let plans = program::plans(&weights, device.info(), program::SHORT, KvFormat::F16);
         let plan = &plans[0].1;
         let loaded = weights::load(&device, &weights, plan).unwrap();
         let mapped = device.mapped();
@@ -298,7 +299,7 @@ fn weights_stay_in_their_files_where_the_kernels_can_read_them() {
     // What the program itself holds begins anywhere: it is copied, and is as right.
     let weights = demo();
     let device = Hollow::new(8 * GIB, 2 * GIB);
-    let plans = program::plans(&weights, device.info(), program::SHORT);
+    let plans = program::plans(&weights, device.info(), program::SHORT, KvFormat::F16);
     let loaded = weights::load(&device, &weights, &plans[0].1).unwrap();
     let (memory, offset) = loaded.place("layers.3.attn_in.k").unwrap();
     let lily_model::weights::Mixer::Attention(layer) = &weights.layers[3].mixer else { unreachable!() };

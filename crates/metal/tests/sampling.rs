@@ -8,6 +8,7 @@ use std::time::Duration;
 use lily_engine::meter::Meter;
 use lily_engine::sampler::{self, Sampler, SamplingParams};
 use lily_gpu::decode::{self, Shape};
+use lily_gpu::layout::KvFormat;
 use lily_gpu::plan::{Arg, Plan};
 use lily_gpu::sampling::NONE;
 use lily_gpu::stage::Stage;
@@ -185,7 +186,7 @@ fn a_weight_is_the_samplers() {
         })
         .collect();
     let found = each::<2, 1>(
-        sources::source(Stage::Sample, &Geometry::qwen3_6_35b_a3b()),
+        sources::source(Stage::Sample, &Geometry::qwen3_6_35b_a3b(), KvFormat::F16),
         "Scale scale; scale.largest = of_float(as_type<float>(uint(in[0] >> 32))); scale.inverse = of_bits(in[1]);\n\
          out[0] = weight_of(scale, as_type<float>(uint(in[0])));",
         &inputs,
@@ -217,7 +218,7 @@ impl Choice {
         let shape = Shape { rows: ROWS, context: 64, sampled: true };
         let plan = decode::record(&Weights::outline(&geometry), Target::APPLE_MAX, shape);
         let first = plan.dispatches.iter().position(|dispatch| dispatch.stage == Stage::Sample).unwrap();
-        let library = gpu.compile(&sources::source(Stage::Sample, &geometry)).unwrap();
+        let library = gpu.compile(&sources::source(Stage::Sample, &geometry, KvFormat::F16)).unwrap();
         let pipeline = |name: &'static str| (name, gpu.pipeline(&library, name).unwrap());
         let pipelines = plan.dispatches[first..].iter().map(|dispatch| pipeline(dispatch.kernel)).collect();
         let buffers = ["step", "row_recipes", "logits", "best", "notes", "sampled", "tokens"].map(|name| {

@@ -30,8 +30,6 @@ pub struct Cost {
     pub experts: (usize, usize),
     /// Bytes of recurrent state and convolution tails that one decoded token reads and writes: both counted.
     pub state_bytes: u64,
-    /// Elements that each position of context adds to the KV cache, keys and values of all layers.
-    pub kv_elements: u64,
     /// Matrix operations of one prefilled token, the head left out; multiplication and addition are two.
     pub layer_ops: u64,
     /// Matrix operations of the head for one token.
@@ -42,7 +40,7 @@ impl Cost {
     /// The cost of a token of the model with these weights.
     pub fn of(weights: &Weights) -> Cost {
         let geometry = &weights.geometry;
-        let (attention, delta) = (&geometry.attention, &geometry.delta);
+        let delta = &geometry.delta;
         let (mut weight_bytes, mut routed_bytes, mut layer_products) = (0, 0, 0);
         for layer in &weights.layers {
             let mixer: &[&Matrix] = match &layer.mixer {
@@ -63,14 +61,12 @@ impl Cost {
         let row_bytes = row_bytes(&weights.embed_tokens);
         weight_bytes += matrix_bytes(&weights.lm_head) + row_bytes;
         let state = (delta.state_elements() + delta.conv_tail_elements()) * size_of::<f32>();
-        let kv = 2 * attention.kv_heads * attention.head_dim;
         Cost {
             weight_bytes,
             row_bytes,
             routed_bytes,
             experts: (geometry.moe.experts, geometry.moe.top_k),
             state_bytes: (2 * geometry.count(LayerKind::Delta) * state) as u64,
-            kv_elements: (geometry.count(LayerKind::Attention) * kv) as u64,
             layer_ops: OPS_PER_PRODUCT * layer_products,
             head_ops: OPS_PER_PRODUCT * products(&weights.lm_head),
         }
@@ -83,13 +79,13 @@ impl Cost {
     }
 
     /// Bytes that decoding one token of each of `batch` sequences in one step moves, each with `depth` tokens
-    /// before it. An expert that several of them use is read once; how many are used is the expectation for
-    /// routers that choose evenly.
-    pub fn batch_bytes(&self, batch: usize, depth: usize, kv_element_bytes: usize) -> u64 {
+    /// before it, of which the KV cache has `kv_bytes` for each. An expert that several of them use is read once; how
+    /// many are used is the expectation for routers that choose evenly.
+    pub fn batch_bytes(&self, batch: usize, depth: usize, kv_bytes: u64) -> u64 {
         let (experts, top_k) = self.experts;
         let used = used_experts(experts, top_k, batch) / top_k as f64;
         let shared = self.weight_bytes - self.routed_bytes - self.row_bytes;
-        let own = self.row_bytes + self.state_bytes + (depth * kv_element_bytes) as u64 * self.kv_elements;
+        let own = self.row_bytes + self.state_bytes + depth as u64 * kv_bytes;
         shared + (self.routed_bytes as f64 * used) as u64 + batch as u64 * own
     }
 
@@ -145,11 +141,9 @@ mod tests {
         assert!(near(cost.weight_bytes, 1.67e9, 0.01e9), "{cost:?}");
         assert!(near(cost.state_bytes, 0.13e9, 0.01e9), "{cost:?}");
         assert!(near(cost.layer_ops, 4.9e9, 0.1e9), "{cost:?}");
-        // 20 KB for each token of context, in half precision.
-        assert_eq!(2 * cost.kv_elements, 20 * 1024);
         assert_eq!(cost.prefill_ops(3), 3 * cost.layer_ops + cost.head_ops);
         // A batch of one is a token, a batch of many has every expert in use.
-        let (one, token) = (cost.batch_bytes(1, 256, 2), cost.decode_bytes(256, 20 * 1024));
+        let (one, token) = (cost.batch_bytes(1, 256, 20 * 1024), cost.decode_bytes(256, 20 * 1024));
         assert!(one.abs_diff(token) <= 1, "{one} and {token}");
         assert_eq!(used_experts(256, 8, 1), 8.0);
         assert!((used_experts(256, 8, 1000) - 256.0).abs() < 1e-6);

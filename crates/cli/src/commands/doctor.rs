@@ -41,9 +41,10 @@ fn look(args: &DoctorArgs) -> anyhow::Result<Report> {
     }
     let kv_cache_type = args.kv_cache_type;
     let backends = backends::all(&weights, model.weight_bytes, args.ctx_len, kv_cache_type);
-    // What is added to a command, and where that runs.
+    // What is added to a command, and where that runs: where the best could be a card of CUDA, which has no cache of 8 bits, the CPU.
     let (flags, backend) = match kv_cache_type {
         KvCacheType::F16 => ("", BackendKind::Auto),
+        KvCacheType::Q8 if cfg!(target_os = "macos") => (" --kv-cache-type q8", BackendKind::Auto),
         KvCacheType::Q8 => (" --backend cpu --kv-cache-type q8", BackendKind::Cpu),
     };
     let (place, reason) = device::choose(&ModelArgs { backend, kv_cache_type, ..ModelArgs::default() })?;

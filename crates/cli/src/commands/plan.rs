@@ -6,7 +6,7 @@ use anyhow::{Context, bail};
 use lily_gpu::chips::{APPLE, Chip, H200};
 use lily_gpu::decode::{self, MAX_ROWS, Shape};
 use lily_gpu::dot::Dot;
-use lily_gpu::layout::KV_ELEMENT_BYTES;
+use lily_gpu::layout::KvLayout;
 use lily_gpu::operations::Tokens;
 use lily_gpu::plan::Plan;
 use lily_gpu::prefill::{cuda, metal};
@@ -17,7 +17,7 @@ use lily_model::cost::Cost;
 use lily_model::geometry::Geometry;
 use lily_model::weights::Weights;
 
-use crate::args::{GpuKind, PlanArgs};
+use crate::args::{GpuKind, KvCacheType, PlanArgs};
 use crate::models;
 
 /// Positions of context of a step where none are asked for.
@@ -35,6 +35,9 @@ pub fn run(args: &PlanArgs) -> anyhow::Result<()> {
             ("Qwen3.6-35B-A3B, 4-bit".to_owned(), Weights::outline(&geometry))
         }
     };
+    if args.backend == GpuKind::Cuda && args.kv_cache_type == KvCacheType::Q8 {
+        bail!("--kv-cache-type q8 does not run on CUDA; leave it at f16, or ask for --backend metal");
+    }
     let most = weights.geometry.max_context;
     let context = args.context.or(args.prefill).unwrap_or(CONTEXT);
     if context > most {
@@ -54,10 +57,11 @@ fn step(args: &PlanArgs, name: &str, weights: &Weights, context: usize) -> anyho
     }
     let target = match args.backend {
         GpuKind::Cuda => Target::HOPPER,
-        GpuKind::Metal => Target::APPLE_MAX,
+        GpuKind::Metal => Target::APPLE_MAX.with_kv(args.kv_cache_type.pages()),
     };
     let plan = decode::record(weights, target, Shape { rows: args.batch, context, sampled: false });
-    let floor = Cost::of(weights).batch_bytes(args.batch, context, KV_ELEMENT_BYTES);
+    let kv = KvLayout::new(&weights.geometry, target.kv()).token_bytes();
+    let floor = Cost::of(weights).batch_bytes(args.batch, context, kv as u64);
     write_dot(args, &plan)?;
     let mut out = std::io::stdout().lock();
     let sequences = if args.batch == 1 { "sequence" } else { "sequences" };
@@ -124,7 +128,7 @@ fn pass(args: &PlanArgs, name: &str, weights: &Weights, tokens: Tokens) -> anyho
 
 /// Prints a prompt in passes of Metal's program for prompts.
 fn passes(args: &PlanArgs, name: &str, weights: &Weights, seen: usize, count: usize) -> anyhow::Result<()> {
-    let target = Target::APPLE_MAX;
+    let target = Target::APPLE_MAX.with_kv(args.kv_cache_type.pages());
     let most = metal::PASSES[metal::PASSES.len() - 1];
     let shape = Shape { rows: count.min(most), context: seen + count, sampled: false };
     write_dot(args, &metal::record(weights, target, shape))?;

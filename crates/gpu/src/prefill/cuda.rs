@@ -12,7 +12,7 @@ use lily_model::geometry::{Geometry, LayerKind};
 use lily_model::weights::{LayerWeights, Weights};
 
 use crate::decode::{Shape, tile_bytes};
-use crate::layout::{KvLayout, StateLayout};
+use crate::layout::{KvFormat, KvLayout, StateLayout};
 use crate::packing::{self, BF16, Group};
 use crate::plan::{BufferId, Mode, Plan, Recorder, Recording, Role};
 use crate::prompt::PromptLayout;
@@ -144,7 +144,7 @@ impl<'a> Pass<'a> {
         let runs = recorder.buffer("runs", Role::Activations, (runs * RUN_WORDS) as u64 * U32);
         let counts = recorder.buffer("counts", Role::Activations, moe.experts as u64 * U32);
         let prompt = recorder.buffer("prompt", Role::Step, PromptLayout::bytes(shape.rows) as u64);
-        let (state, kv) = (StateLayout::new(geometry), KvLayout::new(geometry));
+        let (state, kv) = (StateLayout::new(geometry), KvLayout::new(geometry, KvFormat::F16));
         let delta_layers = geometry.count(LayerKind::Delta);
         let attention_layers = geometry.count(LayerKind::Attention);
         let recurrent =
@@ -308,7 +308,7 @@ impl<'a> Pass<'a> {
         let projected_bytes = self.floats(projections.next_multiple_of(TILE_ROWS));
         let width = attention.heads * attention.head_dim;
         let mixed_bytes = self.floats(width);
-        let position = KvLayout::new(self.geometry).position_bytes() as u64;
+        let position = KvLayout::new(self.geometry, KvFormat::F16).position_bytes() as u64;
         let all = position * self.shape.context as u64;
         let (cache, new) = (ordinal * all..(ordinal + 1) * all, position * u64::from(rows));
         let kv_heads = attention.kv_heads as u32;

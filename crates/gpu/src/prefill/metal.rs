@@ -193,7 +193,7 @@ impl<'a> Pass<'a> {
         let slots = moe.top_k + 1;
         let projected = tiled(delta.conv_channels() + delta.value_width() + 2 * delta.value_heads)
             .max(tiled(2 * width + 2 * attention.kv_heads * attention.head_dim));
-        let (state, kv) = (StateLayout::new(geometry), KvLayout::new(geometry));
+        let (state, kv) = (StateLayout::new(geometry), KvLayout::new(geometry, target.kv()));
         let (delta_layers, attention_layers) =
             (geometry.count(LayerKind::Delta), geometry.count(LayerKind::Attention));
         let to = Workspace {
@@ -374,7 +374,7 @@ impl<'a> Pass<'a> {
         let projected_bytes = self.floats(group_rows(&groups[0]).next_multiple_of(TILE_ROWS));
         let width = attention.heads * attention.head_dim;
         let (query_bytes, mixed_bytes) = (self.floats(2 * width), self.floats(width));
-        let position = KvLayout::new(self.geometry).position_bytes() as u64;
+        let position = KvLayout::new(self.geometry, self.target.kv()).position_bytes() as u64;
         let all = position * self.shape.context as u64;
         let (cache, new) =
             (ordinal * all..(ordinal + 1) * all, position * u64::from(rows).min(self.shape.context as u64));

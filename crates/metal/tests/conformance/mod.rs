@@ -13,7 +13,7 @@ use lily_engine::constraint::Constraint;
 use lily_engine::engine::{Engine, EngineOptions, Event, Generation, Request};
 use lily_engine::sampler::{Sampler, SamplingParams};
 use lily_gpu::decode::Shape;
-use lily_gpu::layout::PAGE_TOKENS;
+use lily_gpu::layout::{KvFormat, PAGE_TOKENS};
 use lily_gpu::memory::Context;
 use lily_gpu::stage::Stage;
 use lily_metal::device::Device;
@@ -39,19 +39,20 @@ const LOGITS: f64 = 2e-3;
 
 /// A backend for the demo.
 pub fn open<D: Device>(device: &D) -> MetalBackend<D> {
-    open_for(device, CONTEXT)
+    open_with(device, CONTEXT, KvFormat::F16)
 }
 
-fn open_for<D: Device>(device: &D, context: usize) -> MetalBackend<D> {
+/// The same for contexts of `context` tokens, whose keys and values are stored as `kv_format` says.
+fn open_with<D: Device>(device: &D, context: usize, kv_format: KvFormat) -> MetalBackend<D> {
     let weights = Checkpoint::demo().unwrap().weights().unwrap();
-    let options =
-        MetalOptions { context: Context::Exactly(context), short: SHORT, ..MetalOptions::default() };
+    let context = Context::Exactly(context);
+    let options = MetalOptions { context, short: SHORT, kv_format, ..MetalOptions::default() };
     MetalBackend::new(device, &weights, &options).unwrap()
 }
 
-fn plain_f32() -> CpuBackend {
+fn cpu(numerics: Numerics) -> CpuBackend {
     let weights = Checkpoint::demo().unwrap().weights().unwrap();
-    let options = CpuOptions { ctx_len: CONTEXT, numerics: Numerics::F32, ..CpuOptions::default() };
+    let options = CpuOptions { ctx_len: CONTEXT, numerics, ..CpuOptions::default() };
     CpuBackend::new(weights, options).unwrap()
 }
 
@@ -155,7 +156,7 @@ impl Expected {
 
     /// Asks the CPU for answers of `tokens` tokens to prompts of some families.
     pub fn of(families: &'static [&'static str], tokens: usize) -> Expected {
-        let (mut backend, prompts) = (plain_f32(), prompts(families));
+        let (mut backend, prompts) = (cpu(Numerics::F32), prompts(families));
         let answers = answers(&mut backend, &prompts, tokens, false);
         let (_, last) = prefill(&mut backend, &prompts[0], usize::MAX).unwrap();
         Expected { families, prompts, answers, logits: last.logits }
@@ -175,6 +176,25 @@ pub fn greedy_tokens_are_those_of_plain_f32<D: Device>(device: &D, expected: &Ex
     let (_, last) = prefill(&mut backend, &expected.prompts[0], usize::MAX).unwrap();
     let distance = distance(&last.logits, &expected.logits);
     assert!(distance <= LOGITS, "logits are {distance:.1e} of their size away from plain f32");
+}
+
+/// With keys and values in 8 bits the prompt of a family has the same bits whole and in pieces of `piece` tokens, and its answer is, to
+/// the end, that of the CPU's cache of 8 bits, whose activations are rounded too.
+pub fn a_prompt_in_8_bits_is_answered_as_on_the_cpu<D: Device>(device: &D, family: &str, piece: usize) {
+    let prompt = prompts(&[family]).remove(0);
+    assert!(prompt.len() > piece.max(3 * PAGE_TOKENS), "{} tokens of prompt", prompt.len());
+    let expected =
+        answers(&mut cpu(Numerics::Int8KvQ8), std::slice::from_ref(&prompt), TOKENS, false).remove(0);
+    let ends = Checkpoint::demo().unwrap().generation_config().eos_token_ids;
+    let end = expected.iter().position(|token| ends.contains(token)).expect("an answer that ends");
+
+    let mut backend = open_with(device, CONTEXT, KvFormat::Q8);
+    let (whole, first) = prefill(&mut backend, &prompt, usize::MAX).unwrap();
+    let (_, cut) = prefill(&mut backend, &prompt, piece).unwrap();
+    assert!(cut.logits == first.logits, "logits of a prompt in pieces of {piece} and whole");
+    let mut found = Vec::from_iter(first.token);
+    found.extend(decode(&mut backend, &[whole], end).unwrap().remove(0));
+    assert_eq!(found, expected[..=end]);
 }
 
 /// Root mean square of the differences, relative to that of what is expected.
@@ -216,7 +236,7 @@ impl Recall {
 /// A question about a long text has the answer of `cpu` when it is put in pieces of so many tokens in turn, and the logits before the answer
 /// have the same bits whatever it is cut into.
 pub fn a_long_prompt_is_answered_as_on_the_cpu<D: Device>(device: &D, recall: &Recall, pieces: &[usize]) {
-    let mut backend = open_for(device, recall.context);
+    let mut backend = open_with(device, recall.context, KvFormat::F16);
     let sequence = backend.open(None).unwrap();
     let (mut rest, mut last) = (&recall.prompt[..], None);
     for &piece in pieces.iter().cycle() {
@@ -240,8 +260,8 @@ pub fn a_long_prompt_is_answered_as_on_the_cpu<D: Device>(device: &D, recall: &R
 /// A row has the same bits however a prompt is cut, whatever shares a step, and after a snapshot or an export.
 /// The prompts have so many tokens; the first is to go beyond a page, and so beyond the length at which attention
 /// changes its layout.
-pub fn the_same_tokens_give_the_same_bits<D: Device>(device: &D, lengths: [usize; 2]) {
-    let mut backend = open(device);
+pub fn the_same_tokens_give_the_same_bits<D: Device>(device: &D, kv: KvFormat, lengths: [usize; 2]) {
+    let mut backend = open_with(device, CONTEXT, kv);
     assert!(lengths[0] > SHORT.max(PAGE_TOKENS));
     let tokens = noise(1, lengths[0]);
     let (whole, expected) = prefill(&mut backend, &tokens, usize::MAX).unwrap();

@@ -1,5 +1,6 @@
 //! Lily's own kernels are what Metal takes, as far as that can be told here.
 
+use lily_gpu::layout::KvFormat;
 use lily_gpu::stage::Stage;
 use lily_metal::device::{Device, Pipeline};
 use lily_metal::sources;
@@ -13,9 +14,10 @@ fn every_kernel_keeps_the_rules_of_metal_and_fits_threadgroup_memory() {
     let gpu = emulator(1);
     let demo = Checkpoint::demo().unwrap();
     for geometry in [&Geometry::qwen3_6_35b_a3b(), demo.geometry()] {
-        for stage in Stage::ALL {
-            let library =
-                gpu.compile(&sources::source(stage, geometry)).unwrap_or_else(|error| panic!("{error}"));
+        let sources = Stage::ALL.map(|stage| sources::source(stage, geometry, KvFormat::F16));
+        let attention = sources::source(Stage::AttnCore, geometry, KvFormat::Q8);
+        for source in sources.iter().chain([&attention]) {
+            let library = gpu.compile(source).unwrap_or_else(|error| panic!("{error}"));
             assert!(!library.kernels().is_empty());
             for name in library.kernels() {
                 let bytes = gpu.pipeline(&library, name).unwrap().threadgroup_memory();

@@ -6,10 +6,13 @@
 //! Products of a prompt round their inputs (`kernels/gemm.h`). The f32 form then is given the inputs as they are rounded there, so that what a
 //! stage may differ stays that of sums in another order; what the rounding itself costs is another test's (`tests/emulator/gemm.rs`).
 
+use lily_cpu::kernels::attention::quantize_row;
 use lily_cpu::plain::{norm_rows, project, rms_norm_in_place, sigmoid};
 use lily_cpu::stages::{
     attn_core, attn_in, attn_out, delta_core, delta_out, embed, head, moe_down, moe_route, moe_up, sample,
 };
+use lily_gpu::layout::KvFormat;
+use lily_model::geometry::AttentionGeometry;
 use lily_model::weights::{AttentionWeights, DeltaWeights, LayerWeights, Matrix, Mixer, Weights};
 
 use crate::gpu::{Gpu, State};
@@ -18,6 +21,8 @@ use crate::gpu::{Gpu, State};
 const ROUNDING: f32 = 1e-5;
 /// The same where a number is stored as f16.
 const HALF: f32 = 1e-3;
+/// The same where it is stored in 8 bits: half a scale, of which 127 are the largest number of a row.
+const HALF_A_SCALE: f32 = 0.5 / 127.0;
 
 /// Runs the pass that `gpu` was told of and compares each stage; panics where one differs. `case` is for messages.
 /// `router` changes the router's logits, `[rows, experts]`, before anyone reads them.
@@ -57,6 +62,39 @@ struct Trace<'a> {
     weights: &'a Weights,
     case: &'a str,
     router: Option<Router>,
+}
+
+/// Positions from which on the plain form of attention, which adds in f32 one number after the other, is off by more than
+/// [`ROUNDING`] itself.
+const MANY: usize = 1 << 15;
+
+/// The plain form of attention with sums in f64.
+fn attention_in_f64<'r>(
+    attention: &AttentionGeometry,
+    position: usize,
+    (q, gate): (&[f32], &[f32]),
+    key: impl Fn(usize, usize) -> &'r [f32],
+    value: impl Fn(usize, usize) -> &'r [f32],
+) -> Vec<f32> {
+    let dim = attention.head_dim;
+    let head = |head: usize| {
+        let (of, kv_head) = (head * dim..(head + 1) * dim, head * attention.kv_heads / attention.heads);
+        let product = |key: &[f32]| -> f64 {
+            q[of.clone()].iter().zip(key).map(|(q, k)| f64::from(*q) * f64::from(*k)).sum()
+        };
+        let scores: Vec<f64> =
+            (0..=position).map(|p| product(key(p, kv_head)) / (dim as f64).sqrt()).collect();
+        let most = scores.iter().fold(f64::NEG_INFINITY, |most, score| most.max(*score));
+        let (mut total, mut sums) = (0.0, vec![0.0; dim]);
+        for (p, score) in scores.iter().enumerate() {
+            let weight = (score - most).exp();
+            total += weight;
+            sums.iter_mut().zip(value(p, kv_head)).for_each(|(sum, v)| *sum += weight * f64::from(*v));
+        }
+        let gates = gate[of].iter().map(|gate| 1.0 / (1.0 + f64::from(-gate).exp()));
+        sums.into_iter().zip(gates).map(move |(sum, gate)| (sum / total * gate) as f32)
+    };
+    (0..attention.heads).flat_map(head).collect()
 }
 
 /// Columns `from..from + width` of rows that are `stride` wide.
@@ -228,27 +266,99 @@ impl Trace<'_> {
             attn_in::rotate(&mut head[..attention.rotary_dim], &angles);
             head
         };
+        let stored = match self.gpu.kv {
+            KvFormat::F16 => HALF,
+            KvFormat::Q8 => HALF_A_SCALE + ROUNDING,
+        };
         for (part, range) in self.gpu.parts.iter().zip(self.gpu.ranges()) {
-            let cache = self.gpu.cache(part, index);
-            let at = |position: usize, head: usize| (head * cache.positions + position) * dim;
-            let key = |position: usize, head: usize| &cache.keys[at(position, head)..][..dim];
-            let value = |position: usize, head: usize| &cache.values[at(position, head)..][..dim];
+            let (cache, given) = (self.gpu.cache(part, index), self.gpu.given(part, index));
+            let key = |position: usize, head: usize| cache.key(part.place(position), head);
+            let value = |position: usize, head: usize| cache.value(part.place(position), head);
+            let new =
+                |row: usize, head: usize| row * kv_width + head * dim..row * kv_width + (head + 1) * dim;
+            // What the rows before one, and itself, were before they were stored.
+            let new_keys: Vec<Vec<f32>> = (range.clone())
+                .flat_map(|row| (0..attention.kv_heads).map(move |head| (row, head)))
+                .map(|(row, head)| {
+                    normed(&k[new(row, head)], &mixer.k_norm, part.position + row - range.start)
+                })
+                .collect();
+            let plain_key = |position: usize, head: usize| match position.checked_sub(part.position) {
+                None => given.key(part.place(position), head),
+                Some(row) => &new_keys[row * attention.kv_heads + head],
+            };
+            let plain_value = |position: usize, head: usize| match position.checked_sub(part.position) {
+                None => given.value(part.place(position), head),
+                Some(row) => &v[new(range.start + row, head)],
+            };
             for row in range.clone() {
                 let position = part.position + row - range.start;
                 for head in 0..attention.kv_heads {
-                    let of = row * kv_width + head * dim..row * kv_width + (head + 1) * dim;
-                    let expected = normed(&k[of.clone()], &mixer.k_norm, position);
-                    self.compare("attn_core's key", key(position, head), &expected, HALF);
-                    self.compare("attn_core's value", value(position, head), &v[of], HALF);
+                    let (new_key, new_value) = (plain_key(position, head), plain_value(position, head));
+                    self.compare("attn_core's key", key(position, head), new_key, stored);
+                    self.compare("attn_core's value", value(position, head), new_value, stored);
+                    if self.gpu.kv == KvFormat::Q8 {
+                        let mut elements = vec![0; dim];
+                        let scale = quantize_row(new_value, &mut elements);
+                        let of_cpu = elements.iter().map(|&element| f32::from(element) * scale);
+                        assert!(of_cpu.eq(value(position, head).iter().copied()), "stored as the CPU's");
+                    }
                 }
                 let (mut q, mut gate) = (Vec::new(), Vec::new());
                 for head in query_and_gate[row * 2 * width..(row + 1) * 2 * width].chunks_exact(2 * dim) {
                     q.extend(normed(&head[..dim], &mixer.q_norm, position));
                     gate.extend(&head[dim..]);
                 }
+                let found = &mixed[row * width..(row + 1) * width];
                 let mut expected = vec![0.0; width];
-                attn_core::reference(attention, position, &q, &gate, key, value, &mut expected);
-                self.compare("attn_core", &mixed[row * width..(row + 1) * width], &expected, ROUNDING);
+                if position < MANY {
+                    attn_core::reference(attention, position, &q, &gate, key, value, &mut expected);
+                } else {
+                    expected = attention_in_f64(attention, position, (&q, &gate), key, value);
+                }
+                self.compare("attn_core", found, &expected, ROUNDING);
+                if self.gpu.kv == KvFormat::Q8 {
+                    attn_core::reference(
+                        attention,
+                        position,
+                        &q,
+                        &gate,
+                        plain_key,
+                        plain_value,
+                        &mut expected,
+                    );
+                    self.within_half_a_scale(&q, position, found, &expected, &plain_key, &plain_value);
+                }
+            }
+        }
+    }
+
+    /// Attention over rounded rows is from that over the rows that were given by no more than half a scale makes of it: scores
+    /// move by `d` at the most, weights by the factor `exp(2 d)`, and values by half a scale.
+    fn within_half_a_scale<'r>(
+        &self,
+        q: &[f32],
+        position: usize,
+        found: &[f32],
+        expected: &[f32],
+        key: &dyn Fn(usize, usize) -> &'r [f32],
+        value: &dyn Fn(usize, usize) -> &'r [f32],
+    ) {
+        let AttentionGeometry { heads, kv_heads, head_dim, .. } = self.weights.geometry.attention;
+        let largest = |row: &[f32]| row.iter().fold(0f32, |most, v| most.max(v.abs()));
+        for head in 0..heads {
+            let of = head * head_dim..(head + 1) * head_dim;
+            let most = |rows: &dyn Fn(usize, usize) -> &'r [f32]| {
+                let rows = (0..=position).map(|position| largest(rows(position, head * kv_heads / heads)));
+                f64::from(rows.fold(0.0, f32::max))
+            };
+            let (key, value, half) = (most(key), most(value), f64::from(HALF_A_SCALE + ROUNDING));
+            let norm: f64 =
+                q[of.clone()].iter().map(|q| f64::from(q.abs())).sum::<f64>() / (head_dim as f64).sqrt();
+            let bound = half * value + ((2.0 * norm * half * key).exp() - 1.0) * value;
+            for (found, expected) in found[of.clone()].iter().zip(&expected[of]) {
+                let error = f64::from(found - expected).abs();
+                assert!(error <= bound, "attn_core, {}: {error} is beyond {bound}", self.case);
             }
         }
     }

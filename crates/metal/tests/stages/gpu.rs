@@ -4,8 +4,9 @@ use std::ops::Range;
 use std::time::Duration;
 
 use half::f16;
+use lily_cpu::kernels::attention::quantize_row;
 use lily_gpu::decode::{MAX_ROWS, Shape};
-use lily_gpu::layout::{KV_ELEMENT_BYTES, PAGE_TOKENS};
+use lily_gpu::layout::{KvFormat, PAGE_TOKENS};
 use lily_gpu::prompt::{self, PromptLayout};
 use lily_gpu::step::{self, Segment, StepLayout};
 use lily_metal::device::{Buffer, Completion, Device, Dispatch, Pass};
@@ -29,16 +30,58 @@ pub struct Part {
     pub position: usize,
     /// Tokens that the pass adds.
     pub tokens: Vec<u32>,
+    /// Keys and values of the positions before them in each attention layer, as they were before they were stored.
+    pub given: Vec<Cache>,
+    /// Which of the sequence's pages each page of positions is.
+    table: Vec<usize>,
 }
 
-/// Keys and values of one layer, `[kv_heads, positions, head_dim]` each.
+impl Part {
+    /// The same sequence far on: its full pages stand for all before `position`, over and over, and its last one for the page
+    /// of `position`, which is as far in it as before.
+    pub fn far(self, position: usize) -> Part {
+        let (distinct, pages) = (self.position / PAGE_TOKENS, position / PAGE_TOKENS);
+        assert_eq!((self.position % PAGE_TOKENS, self.tokens.len()), (position % PAGE_TOKENS, 1));
+        let table = (0..pages).map(|page| page % distinct).chain([distinct]).collect();
+        Part { position, table, ..self }
+    }
+
+    /// Where the caches of its sequence have `position`.
+    pub fn place(&self, position: usize) -> usize {
+        self.table[position / PAGE_TOKENS] * PAGE_TOKENS + position % PAGE_TOKENS
+    }
+}
+
+/// Keys and values of one layer.
 pub struct Cache {
+    head_dim: usize,
     /// Positions that there is room for.
-    pub positions: usize,
-    /// Keys.
-    pub keys: Vec<f32>,
-    /// Values.
-    pub values: Vec<f32>,
+    positions: usize,
+    /// `[kv_heads, positions, head_dim]`, once of the keys and once of the values.
+    rows: [Vec<f32>; 2],
+}
+
+impl Cache {
+    fn new(geometry: &Geometry, positions: usize) -> Cache {
+        let (head_dim, kv_heads) = (geometry.attention.head_dim, geometry.attention.kv_heads);
+        let rows = [(); 2].map(|()| vec![0.0; kv_heads * positions * head_dim]);
+        Cache { head_dim, positions, rows }
+    }
+
+    fn at(&self, position: usize, kv_head: usize) -> Range<usize> {
+        let row = kv_head * self.positions + position;
+        row * self.head_dim..(row + 1) * self.head_dim
+    }
+
+    /// A key.
+    pub fn key(&self, position: usize, kv_head: usize) -> &[f32] {
+        &self.rows[0][self.at(position, kv_head)]
+    }
+
+    /// A value.
+    pub fn value(&self, position: usize, kv_head: usize) -> &[f32] {
+        &self.rows[1][self.at(position, kv_head)]
+    }
 }
 
 /// Recurrent matrices and tail of a layer.
@@ -51,6 +94,8 @@ pub struct Gpu {
     geometry: Geometry,
     store: Store<Emulator>,
     slot: Slot<Emulator>,
+    /// How keys and values are stored.
+    pub kv: KvFormat,
     /// The sequences of the traced pass.
     pub parts: Vec<Part>,
     /// Whether it is one of a prompt.
@@ -60,18 +105,19 @@ pub struct Gpu {
 }
 
 impl Gpu {
-    /// A GPU with `weights`. Contexts of more than `short` tokens get attention's layout for long ones.
-    pub fn new(weights: &Weights, seed: u64, short: usize, context: usize) -> Gpu {
-        let device = Emulator::new(Options { seed, tracked: true }).unwrap();
-        let plans = program::plans(weights, device.info(), short);
+    /// A GPU with `weights` that stores keys and values as `kv` says. Contexts of more than `short` tokens get attention's
+    /// layout for long ones.
+    pub fn new(weights: &Weights, options: Options, short: usize, kv: KvFormat, context: usize) -> Gpu {
+        let device = Emulator::new(options).unwrap();
+        let plans = program::plans(weights, device.info(), short, kv);
         let loaded = weights::load(&device, weights, &plans[0].1).unwrap();
-        let prompts = program::prompt_plans(weights, device.info(), ROOM);
+        let prompts = program::prompt_plans(weights, device.info(), ROOM, kv);
         let prompt_rows = prompts.last().unwrap().0.rows;
-        let programs = Programs::new(&device, &weights.geometry, plans, prompts, loaded).unwrap();
-        let store = Store::new(&device, &weights.geometry, u64::MAX).unwrap();
+        let programs = Programs::new(&device, &weights.geometry, kv, plans, prompts, loaded).unwrap();
+        let store = Store::new(&device, &weights.geometry, kv, u64::MAX).unwrap();
         let slot = Slot::new(&device, context, prompt_rows).unwrap();
         let geometry = weights.geometry.clone();
-        Gpu { device, programs, geometry, store, slot, parts: Vec::new(), is_prompt: false, done: 0 }
+        Gpu { device, programs, geometry, store, slot, kv, parts: Vec::new(), is_prompt: false, done: 0 }
     }
 
     /// A sequence that is to take `tokens` after `seen` others, of which nobody knows more than a state and a cache of
@@ -86,24 +132,24 @@ impl Gpu {
             let state: Vec<u8> = (0..floats).flat_map(|_| (0.1 * random.normal()).to_le_bytes()).collect();
             pools.states.write(sequence.state().number() as usize * self.store.state.bytes(), &state);
         }
-        let bytes = self.store.kv.page_bytes();
-        let per_part = PAGE_TOKENS * self.geometry.attention.head_dim;
+        let layers = self.geometry.count(LayerKind::Attention);
+        let mut given: Vec<Cache> = (0..layers).map(|_| Cache::new(&self.geometry, seen)).collect();
+        for rows in given.iter_mut().flat_map(|cache| &mut cache.rows) {
+            rows.fill_with(|| random.normal());
+        }
         for (index, page) in sequence.pages().enumerate() {
             // Positions of this page that were seen; the others stay zero.
-            let known = seen.saturating_sub(index * PAGE_TOKENS).min(PAGE_TOKENS);
-            let mut halves = vec![f16::ZERO; bytes / KV_ELEMENT_BYTES];
-            for part in halves.chunks_exact_mut(2 * per_part) {
-                let (keys, values) = part.split_at_mut(per_part);
-                keys[..known * self.geometry.attention.head_dim].fill_with(|| f16::from_f32(random.normal()));
-                for positions in values.chunks_exact_mut(PAGE_TOKENS) {
-                    positions[..known].fill_with(|| f16::from_f32(random.normal()));
-                }
-            }
-            let halves: Vec<u8> = halves.iter().flat_map(|half| half.to_le_bytes()).collect();
-            pools.pages.write(page as usize * bytes, &halves);
+            let known = index * PAGE_TOKENS..seen.min((index + 1) * PAGE_TOKENS);
+            let bytes: Vec<u8> = given
+                .iter()
+                .flat_map(|cache| (0..self.geometry.attention.kv_heads).map(move |head| (cache, head)))
+                .flat_map(|(cache, head)| stored(self.kv, cache, head, known.clone()))
+                .collect();
+            pools.pages.write(page as usize * bytes.len(), &bytes);
         }
         sequence.length = seen;
-        Part { sequence, position: seen, tokens: tokens.to_vec() }
+        let table = (0..sequence.pages().len()).collect();
+        Part { sequence, position: seen, tokens: tokens.to_vec(), given, table }
     }
 
     /// Says what the next pass works on: all rows of `parts` go through the head.
@@ -114,7 +160,8 @@ impl Gpu {
         let (mut tables, mut firsts) = (Vec::new(), Vec::new());
         for part in &self.parts {
             firsts.push(tables.len() as u64);
-            tables.extend(part.sequence.pages());
+            let numbers: Vec<u32> = part.sequence.pages().collect();
+            tables.extend(part.table.iter().map(|&page| numbers[page]));
         }
         let segments: Vec<Segment<'_>> = self
             .parts
@@ -281,35 +328,90 @@ impl Gpu {
         self.parts.iter().map(state).collect()
     }
 
+    /// Where a layer's part of page `number` begins in the pool, and its bytes.
+    fn layer_of(&self, number: u32, index: usize) -> (usize, usize) {
+        let bytes = self.store.kv.layer_bytes();
+        (number as usize * self.store.kv.page_bytes() + self.ordinal(index) * bytes, bytes)
+    }
+
     /// A layer's cache of a part, with what the pass wrote.
     pub fn cache(&self, part: &Part, index: usize) -> Cache {
-        let (kv_heads, dim) = (self.geometry.attention.kv_heads, self.geometry.attention.head_dim);
-        let positions = part.sequence.pages().len() * PAGE_TOKENS;
-        let half = PAGE_TOKENS * dim;
-        let mut cache = Cache {
-            positions,
-            keys: vec![0.0; kv_heads * positions * dim],
-            values: vec![0.0; kv_heads * positions * dim],
-        };
+        let attention = &self.geometry.attention;
+        let (kv_heads, dim) = (attention.kv_heads, attention.head_dim);
+        let mut cache = Cache::new(&self.geometry, part.sequence.pages().len() * PAGE_TOKENS);
         let pool = self.store.pools().pages;
-        let layer_bytes = kv_heads * 2 * half * KV_ELEMENT_BYTES;
         for (page, number) in part.sequence.pages().enumerate() {
-            let start = number as usize * self.store.kv.page_bytes() + self.ordinal(index) * layer_bytes;
+            let (start, layer_bytes) = self.layer_of(number, index);
             let bytes = self.bytes(&pool, start, layer_bytes);
-            let stored: Vec<f32> =
-                bytes.as_chunks::<2>().0.iter().map(|bytes| f16::from_le_bytes(*bytes).to_f32()).collect();
-            for (head, stored) in stored.chunks_exact(2 * half).enumerate() {
-                let (keys, values) = stored.split_at(half);
-                let at = (head * positions + page * PAGE_TOKENS) * dim;
-                cache.keys[at..at + half].copy_from_slice(keys);
-                for (element, row) in values.chunks_exact(PAGE_TOKENS).enumerate() {
-                    for (position, value) in row.iter().enumerate() {
-                        cache.values[at + position * dim + element] = *value;
+            for (head, bytes) in bytes.chunks_exact(layer_bytes / kv_heads).enumerate() {
+                let rows = restored(self.kv, bytes, dim);
+                for position in 0..PAGE_TOKENS {
+                    let to = cache.at(page * PAGE_TOKENS + position, head);
+                    for (cache, rows) in cache.rows.iter_mut().zip(&rows) {
+                        cache[to.clone()].copy_from_slice(&rows[position * dim..(position + 1) * dim]);
                     }
                 }
             }
         }
         cache
+    }
+
+    /// The given cache of a part, in which layer `index` has its place.
+    pub fn given<'a>(&self, part: &'a Part, index: usize) -> &'a Cache {
+        &part.given[self.ordinal(index)]
+    }
+}
+
+/// What a page has of a KV head whose positions `known` of `cache` it holds from its first on.
+fn stored(format: KvFormat, cache: &Cache, head: usize, known: Range<usize>) -> Vec<u8> {
+    let dim = cache.head_dim;
+    let rows = |part: usize| known.clone().map(move |position| &cache.rows[part][cache.at(position, head)]);
+    match format {
+        KvFormat::F16 => {
+            let mut halves = [(); 2].map(|()| vec![f16::ZERO; PAGE_TOKENS * dim]);
+            for (position, (key, value)) in rows(0).zip(rows(1)).enumerate() {
+                for element in 0..dim {
+                    halves[0][position * dim + element] = f16::from_f32(key[element]);
+                    halves[1][element * PAGE_TOKENS + position] = f16::from_f32(value[element]);
+                }
+            }
+            halves.concat().iter().flat_map(|half| half.to_le_bytes()).collect()
+        }
+        KvFormat::Q8 => {
+            let mut elements = [(); 2].map(|()| vec![0i8; PAGE_TOKENS * dim]);
+            let mut scales = [[0f32; PAGE_TOKENS]; 2];
+            for part in 0..2 {
+                let stored = elements[part].chunks_exact_mut(dim).zip(&mut scales[part]);
+                for (row, (stored, scale)) in rows(part).zip(stored) {
+                    *scale = quantize_row(row, stored);
+                }
+            }
+            let elements = elements.concat().into_iter().map(|element| element as u8);
+            elements.chain(scales.concat().iter().flat_map(|scale| scale.to_le_bytes())).collect()
+        }
+    }
+}
+
+/// Keys and values, `[PAGE_TOKENS, dim]` each, of what a page has of a KV head.
+fn restored(format: KvFormat, bytes: &[u8], dim: usize) -> [Vec<f32>; 2] {
+    let count = PAGE_TOKENS * dim;
+    match format {
+        KvFormat::F16 => {
+            let (keys, values) = bytes.as_chunks::<2>().0.split_at(count);
+            let float = |half: &[u8; 2]| f16::from_le_bytes(*half).to_f32();
+            let value = |at: usize| float(&values[at % dim * PAGE_TOKENS + at / dim]);
+            [keys.iter().map(float).collect(), (0..count).map(value).collect()]
+        }
+        KvFormat::Q8 => {
+            let (elements, scales) = bytes.split_at(2 * count);
+            let scales: Vec<f32> =
+                scales.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
+            let row = |(row, scale): (&[u8], &f32)| -> Vec<f32> {
+                row.iter().map(|&element| f32::from(element as i8) * scale).collect()
+            };
+            let mut rows = elements.chunks_exact(dim).zip(&scales).map(row);
+            [(); 2].map(|()| rows.by_ref().take(PAGE_TOKENS).flatten().collect())
+        }
     }
 }
 

@@ -10,6 +10,8 @@ mod routing;
 use std::ops::Range;
 
 use gpu::{Gpu, Random};
+use lily_gpu::layout::{KvFormat, PAGE_TOKENS};
+use lily_metal::emulator::Options;
 use lily_model::checkpoint::Checkpoint;
 use lily_model::geometry::{Geometry, LayerKind};
 use lily_model::synth;
@@ -63,27 +65,27 @@ fn begin(gpu: &mut Gpu, weights: &Weights, parts: &[Seen]) {
     gpu.begin(parts);
 }
 
-fn check(weights: &Weights, seed: u64, short: usize, cases: &[(&str, &[Seen])]) {
+fn check(weights: &Weights, seed: u64, short: usize, kv: KvFormat, cases: &[(&str, &[Seen])]) {
     for (case, parts) in cases {
-        let mut gpu = Gpu::new(weights, seed, short, CONTEXT);
+        let mut gpu = Gpu::new(weights, Options { seed, tracked: true }, short, kv, CONTEXT);
         begin(&mut gpu, weights, parts);
-        compare::stages(&mut gpu, weights, &format!("{case}, seed {seed}"), None);
+        compare::stages(&mut gpu, weights, &format!("{case}, {kv:?}, seed {seed}"), None);
     }
 }
 
 #[test]
 fn every_stage_of_the_demo_is_the_plain_one_under_three_seeds() {
     for seed in [1, 2, 3] {
-        check(&demo(), seed, SHORT, &CASES[..2]);
+        check(&demo(), seed, SHORT, KvFormat::F16, &CASES[..2]);
     }
-    check(&demo(), 4, SHORT, &CASES[2..]);
+    check(&demo(), 4, SHORT, KvFormat::F16, &CASES[2..]);
 }
 
 #[test]
 fn so_is_every_stage_with_the_full_models_widths() {
     let (weights, _dir) = wide();
     let cases: [(&str, &[Seen]); 2] = [("a token", &[(100, 1)]), ("over the end of a page", &[(63, 2)])];
-    check(&weights, 5, SHORT, &cases);
+    check(&weights, 5, SHORT, KvFormat::F16, &cases);
 }
 
 #[test]
@@ -91,12 +93,47 @@ fn attention_over_a_long_context_is_the_plain_one() {
     // Spans of five pages, of which one SIMD-group has two; and of two, beside a context that is short.
     let cases: [(&str, &[Seen]); 2] =
         [("20,001 positions", &[(20_000, 1)]), ("long and short", &[(4160, 2), (70, 1)])];
-    check(&demo(), 6, SHORT, &cases);
+    check(&demo(), 6, SHORT, KvFormat::F16, &cases);
+}
+
+/// Both layouts; stored numbers as the CPU's, sums as of what is stored, and from the rows that were given by no more than their
+/// rounding makes of them.
+#[test]
+fn attention_over_keys_and_values_in_8_bits_is_the_plain_one_under_three_seeds() {
+    let weights = two_layers();
+    let long: [(&str, &[Seen]); 2] = [("a long one", &[(200, 1)]), ("long and short", &[(128, 2), (9, 1)])];
+    check(&weights, 1, SHORT, KvFormat::Q8, &CASES[..2]);
+    // The layout for long contexts from a page on.
+    check(&weights, 2, PAGE_TOKENS, KvFormat::Q8, &long);
+    check(&weights, 3, SHORT, KvFormat::Q8, &CASES[..1]);
+}
+
+/// The last position of the model's context but one. Of its 4,096 pages 61 are different ones, so that a page that is not the
+/// right one, or not where its keys are, is another; each span has 64 pages.
+#[test]
+fn at_the_end_of_the_longest_context_attention_reaches_the_right_keys() {
+    let mut weights = two_layers();
+    weights.geometry.max_context = Geometry::qwen3_6_35b_a3b().max_context;
+    let position = weights.geometry.max_context - 2;
+    for kv in [KvFormat::F16, KvFormat::Q8] {
+        let options = Options { seed: 9, tracked: false };
+        let mut gpu = Gpu::new(&weights, options, SHORT, kv, weights.geometry.max_context);
+        let seen = 61 * PAGE_TOKENS + position % PAGE_TOKENS;
+        let part = gpu.sequence(seen, &[token(seen, weights.geometry.vocab)], &mut Random(7)).far(position);
+        gpu.begin(vec![part]);
+        compare::stages(&mut gpu, &weights, &format!("position {position}, {kv:?}"), None);
+    }
 }
 
 /// What a pass leaves, to the bit: logits of all rows, and states of all layers.
-fn results(weights: &Weights, short: usize, parts: &[Seen], seed: u64) -> (Vec<f32>, Vec<gpu::State>) {
-    let mut gpu = Gpu::new(weights, seed, short, CONTEXT);
+fn results(
+    weights: &Weights,
+    short: usize,
+    kv: KvFormat,
+    parts: &[Seen],
+    seed: u64,
+) -> (Vec<f32>, Vec<gpu::State>) {
+    let mut gpu = Gpu::new(weights, Options { seed, tracked: true }, short, kv, CONTEXT);
     begin(&mut gpu, weights, parts);
     gpu.until("sample");
     let states = (0..weights.layers.len())
@@ -108,36 +145,51 @@ fn results(weights: &Weights, short: usize, parts: &[Seen], seed: u64) -> (Vec<f
 
 #[test]
 fn a_row_has_the_same_bits_alone_in_a_batch_and_with_either_layout() {
-    let weights = demo();
-    let alone = results(&weights, SHORT, &[(100, 1)], 6);
-    let (logits, states) = results(&weights, SHORT, &[(100, 1), (9, 2), (64, 1), (65, 1)], 7);
-    assert_eq!(alone.0, logits[..weights.geometry.vocab]);
-    assert!(alone.1.iter().zip(states.chunks_exact(4)).all(|(alone, all)| *alone == all[0]));
-    // A plan that has the long layout for everything.
-    assert_eq!(alone, results(&weights, 1, &[(100, 1)], 8));
+    for (weights, kv) in [(demo(), KvFormat::F16), (two_layers(), KvFormat::Q8)] {
+        let weights = &weights;
+        let alone = results(weights, SHORT, kv, &[(100, 1)], 6);
+        let (logits, states) = results(weights, SHORT, kv, &[(100, 1), (9, 2), (64, 1), (65, 1)], 7);
+        assert_eq!(alone.0, logits[..weights.geometry.vocab]);
+        assert!(alone.1.iter().zip(states.chunks_exact(4)).all(|(alone, all)| *alone == all[0]));
+        // A plan that has the long layout for everything.
+        assert_eq!(alone, results(weights, 1, kv, &[(100, 1)], 8));
+    }
 }
 
 /// A chunk of a prompt, `more` tokens after `seen` others.
-fn check_prompt(weights: &Weights, seed: u64, (seen, more): Seen, router: Option<compare::Router>) {
-    let mut gpu = Gpu::new(weights, seed, SHORT, CONTEXT);
+fn check_prompt(
+    weights: &Weights,
+    seed: u64,
+    kv: KvFormat,
+    (seen, more): Seen,
+    router: Option<compare::Router>,
+) {
+    let mut gpu = Gpu::new(weights, Options { seed, tracked: true }, SHORT, kv, CONTEXT);
     let tokens: Vec<u32> = (seen..seen + more).map(|i| token(i, weights.geometry.vocab)).collect();
     let part = gpu.sequence(seen, &tokens, &mut Random(seed));
     gpu.begin_prompt(part);
-    compare::stages(&mut gpu, weights, &format!("{more} tokens after {seen}, seed {seed}"), router);
+    compare::stages(&mut gpu, weights, &format!("{more} tokens after {seen}, {kv:?}, seed {seed}"), router);
 }
 
 #[test]
 #[ignore = "a minute or more of computing; .ci/run runs it"]
 fn every_stage_of_a_prompt_is_the_plain_one_in_all_layers_under_three_seeds() {
     for (seed, seen) in [(1, (0, 33)), (2, (62, 5)), (3, (129, 1))] {
-        check_prompt(&demo(), seed, seen, None);
+        check_prompt(&demo(), seed, KvFormat::F16, seen, None);
+    }
+}
+
+#[test]
+fn so_is_attention_of_a_prompt_over_keys_and_values_in_8_bits() {
+    for (seed, seen) in [(1, (0, 3)), (2, (62, 5)), (3, (129, 1))] {
+        check_prompt(&two_layers(), seed, KvFormat::Q8, seen, None);
     }
 }
 
 #[test]
 fn so_is_every_stage_of_a_prompt_with_the_full_models_widths() {
     let (weights, _dir) = wide();
-    check_prompt(&weights, 4, (63, 3), None);
+    check_prompt(&weights, 4, KvFormat::F16, (63, 3), None);
 }
 
 /// A layer of each kind of the demo: the same kernels as all eight, in a quarter of the time.
@@ -155,7 +207,8 @@ fn check_any_chunks(random: u64, lengths: [Range<usize>; 3]) {
     let mut random = Random(random);
     for (seed, lengths) in (1..).zip(lengths) {
         let (seen, more) = (random.within(0..SEEN), random.within(lengths));
-        check_prompt(&weights, seed, (seen, more), if seed % 2 == 1 { Some(skewed) } else { None });
+        let router = if seed % 2 == 1 { Some(skewed as compare::Router) } else { None };
+        check_prompt(&weights, seed, KvFormat::F16, (seen, more), router);
     }
 }
 
@@ -177,7 +230,7 @@ fn skewed(_: usize, expert: usize, logit: f32) -> f32 {
 
 #[test]
 fn products_are_right_where_all_tokens_choose_the_same_experts() {
-    check_prompt(&demo(), 5, (0, 20), Some(skewed));
+    check_prompt(&demo(), 5, KvFormat::F16, (0, 20), Some(skewed));
 }
 
 #[test]

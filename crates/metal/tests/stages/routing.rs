@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use lily_cpu::stages::moe_route::{Choice, choose};
+use lily_gpu::layout::KvFormat;
 use lily_gpu::prefill::metal::{BLOCKS, SORT_ROWS};
 use lily_gpu::prompt::{self, PromptLayout};
 use lily_gpu::stage::Stage;
@@ -80,7 +81,8 @@ impl Routing {
 
     /// Runs both kernels over `rows` rows.
     fn run(&self, rows: usize, block_rows: usize) {
-        let library = self.gpu.compile(&sources::source(Stage::MoeRoute, &self.geometry)).unwrap();
+        let library =
+            self.gpu.compile(&sources::source(Stage::MoeRoute, &self.geometry, KvFormat::F16)).unwrap();
         let dispatch =
             |kernel: &str, bound: &[(&Memory, bool)], value: Option<u32>, waits_for: Vec<usize>| {
                 let argument =

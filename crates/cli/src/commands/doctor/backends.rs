@@ -26,14 +26,14 @@ pub fn name(place: Place) -> &'static str {
 /// All backends, with the room that each has for the model of `weights` at `context` tokens, stored as `kv` says.
 /// `bytes` is what the model's files take once they are mapped.
 pub fn all(weights: &Weights, bytes: u64, context: usize, kv: KvCacheType) -> Vec<Backend> {
-    let mut gpus = cuda(weights, context);
-    gpus.extend(metal(weights, context));
+    let mut cards = cuda(weights, context);
     if kv == KvCacheType::Q8 {
         // Whatever the memory.
-        gpus.iter_mut().for_each(|gpu| gpu.room = None);
+        cards.iter_mut().for_each(|card| card.room = None);
     }
     let mut all = vec![cpu(weights, bytes, context, kv)];
-    all.extend(gpus);
+    all.extend(cards);
+    all.extend(metal(weights, context, kv));
     all
 }
 
@@ -105,7 +105,7 @@ fn cuda(_: &Weights, _: usize) -> Vec<Backend> {
 }
 
 #[cfg(target_os = "macos")]
-fn metal(weights: &Weights, context: usize) -> Vec<Backend> {
+fn metal(weights: &Weights, context: usize, kv: KvCacheType) -> Vec<Backend> {
     use lily_metal::Device;
     use lily_metal::apple::AppleDevice;
     use lily_metal::memory_plan::MemoryPlan;
@@ -131,7 +131,8 @@ fn metal(weights: &Weights, context: usize) -> Vec<Backend> {
         }
     );
     let plan = |context| {
-        MemoryPlan::of_model(&device, weights, context, SHORT, u64::MAX).map(|planned| planned.memory)
+        MemoryPlan::of_model(&device, weights, kv.pages(), context, SHORT, u64::MAX)
+            .map(|planned| planned.memory)
     };
     let most = plan(Context::AtMost(usize::MAX)).ok().map(|plan| plan.context);
     vec![Backend {
@@ -143,7 +144,7 @@ fn metal(weights: &Weights, context: usize) -> Vec<Backend> {
 }
 
 #[cfg(not(target_os = "macos"))]
-fn metal(_: &Weights, _: usize) -> Vec<Backend> {
+fn metal(_: &Weights, _: usize, _: KvCacheType) -> Vec<Backend> {
     vec![Backend { name: "metal", works: false, says: "Metal needs macOS".to_owned(), room: None }]
 }
 

@@ -164,7 +164,7 @@ impl fmt::Display for Report {
                 ""
             }
             KvCacheType::Q8 => {
-                writeln!(f, "      --kv-cache-type q8 runs on {} only", self.taken)?;
+                writeln!(f, "      --kv-cache-type q8 runs on cpu and metal only")?;
                 ", keys and values in 8 bits"
             }
         };
