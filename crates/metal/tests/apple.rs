@@ -22,7 +22,12 @@ fn the_demo_answers_as_plain_f32_does() {
 #[test]
 fn a_long_prompt_is_answered_as_on_the_cpu_whatever_it_is_cut_into() {
     let cuts: [&[usize]; 5] = [&[2048], &[512], &[256], &[64], &[300, 1, 97, 640, 33]];
-    for recall in [Recall::of("recall_1k", 900..1_100), Recall::of("recall_4k", 3_900..4_400)] {
+    let questions = [
+        Recall::of("recall_1k", 900..1_100, KvFormat::F16),
+        Recall::of("recall_4k", 3_900..4_400, KvFormat::F16),
+        Recall::of("recall_4k", 3_900..4_400, KvFormat::Q8),
+    ];
+    for recall in questions {
         for pieces in cuts {
             conformance::a_long_prompt_is_answered_as_on_the_cpu(&gpu(), &recall, pieces);
         }

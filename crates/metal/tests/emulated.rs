@@ -31,7 +31,7 @@ fn all_answers_of_the_demo_are_those_of_plain_f32_under_three_seeds() {
 }
 
 /// A question about a text of 4,000 tokens, what the CPU answers, and the logits of whoever of the tests below was first.
-static RECALL: LazyLock<Recall> = LazyLock::new(|| Recall::of("recall_4k", 3_900..4_400));
+static RECALL: LazyLock<Recall> = LazyLock::new(|| Recall::of("recall_4k", 3_900..4_400, KvFormat::F16));
 
 #[test]
 fn a_prompt_in_8_bits_is_answered_as_on_the_cpu() {
@@ -60,6 +60,13 @@ fn a_prompt_of_4000_tokens_is_answered_as_on_the_cpu_in_pieces_of_512() {
 #[ignore = "a minute or more of computing; .ci/run runs it"]
 fn a_prompt_of_4000_tokens_is_answered_as_on_the_cpu_in_uneven_pieces() {
     conformance::a_long_prompt_is_answered_as_on_the_cpu(&gpu(14, false), &RECALL, &[300, 1, 97, 640, 33]);
+}
+
+#[test]
+#[ignore = "half a minute or more of computing; .ci/run runs it"]
+fn a_prompt_of_4000_tokens_in_8_bits_is_answered_as_on_the_cpu_with_8_bits() {
+    let recall = Recall::of("recall_4k", 3_900..4_400, KvFormat::Q8);
+    conformance::a_long_prompt_is_answered_as_on_the_cpu(&gpu(13, false), &recall, &[512]);
 }
 
 #[test]

@@ -204,8 +204,9 @@ fn distance(found: &[f32], expected: &[f32]) -> f64 {
     (differences / expected.iter().map(|&x| square(x)).sum::<f64>()).sqrt()
 }
 
-/// A question about a long text, and the answer that `cpu` gives with the options it has by default.
+/// A question about a long text, and the answer that `cpu` gives.
 pub struct Recall {
+    kv: KvFormat,
     context: usize,
     prompt: Vec<u32>,
     answer: Vec<u32>,
@@ -214,14 +215,18 @@ pub struct Recall {
 }
 
 impl Recall {
-    /// The first question of a family, which has so many tokens.
-    pub fn of(family: &'static str, tokens: Range<usize>) -> Recall {
+    /// The first question of a family, which has so many tokens, with keys and values stored so.
+    pub fn of(family: &'static str, tokens: Range<usize>, kv: KvFormat) -> Recall {
         let demo = Checkpoint::demo().unwrap();
         let prompt = prompts(&[family]).remove(0);
         assert!(tokens.contains(&prompt.len()), "{} tokens of prompt", prompt.len());
         let ends = demo.generation_config().eos_token_ids;
         let context = tokens.end + LONGEST_ANSWER;
-        let options = CpuOptions { ctx_len: context, ..CpuOptions::default() };
+        let numerics = match kv {
+            KvFormat::F16 => Numerics::Int8,
+            KvFormat::Q8 => Numerics::Int8KvQ8,
+        };
+        let options = CpuOptions { ctx_len: context, numerics, ..CpuOptions::default() };
         let mut cpu = CpuBackend::new(demo.weights().unwrap(), options).unwrap();
         let (sequence, first) = prefill(&mut cpu, &prompt, usize::MAX).unwrap();
         let mut answer = Vec::from_iter(first.token);
@@ -229,14 +234,14 @@ impl Recall {
             answer.extend(decode(&mut cpu, &[sequence], 1).unwrap().remove(0));
             assert!(answer.len() < LONGEST_ANSWER, "an answer that does not end: {answer:?}");
         }
-        Recall { context, prompt, answer, logits: OnceLock::new() }
+        Recall { kv, context, prompt, answer, logits: OnceLock::new() }
     }
 }
 
 /// A question about a long text has the answer of `cpu` when it is put in pieces of so many tokens in turn, and the logits before the answer
 /// have the same bits whatever it is cut into.
 pub fn a_long_prompt_is_answered_as_on_the_cpu<D: Device>(device: &D, recall: &Recall, pieces: &[usize]) {
-    let mut backend = open_with(device, recall.context, KvFormat::F16);
+    let mut backend = open_with(device, recall.context, recall.kv);
     let sequence = backend.open(None).unwrap();
     let (mut rest, mut last) = (&recall.prompt[..], None);
     for &piece in pieces.iter().cycle() {
