@@ -36,7 +36,7 @@ use crate::stages::sample;
 /// reading of its weights, few enough to bound the scratch memory and how long nothing can be cancelled. With matrix
 /// instructions reading is the larger part of it, and twice as many tokens take no longer than they do elsewhere.
 pub fn prefill_chunk() -> usize {
-    if Isa::detect() == Isa::Amx { 1024 } else { 512 }
+    if Isa::Amx.is_available() { 1024 } else { 512 }
 }
 
 /// The arithmetic of the pass.
@@ -219,13 +219,14 @@ impl CpuBackend {
             Want::AllLogits => tokens.len(),
         };
         let mut logits = zeroed("logits", logit_rows.saturating_mul(vocab))?;
-        let rows = tokens.len().min(prefill_chunk());
+        let chunk = prefill_chunk();
+        let rows = tokens.len().min(chunk);
         self.reserve(rows, logit_rows.min(rows))?;
         sequence.reserve(tokens.len(), &self.meter)?;
 
         let first_wanted = tokens.len() - logit_rows;
-        for start in (0..tokens.len()).step_by(prefill_chunk()) {
-            let end = tokens.len().min(start + prefill_chunk());
+        for start in (0..tokens.len()).step_by(chunk) {
+            let end = tokens.len().min(start + chunk);
             let wanted: Vec<usize> = (start.max(first_wanted)..end).map(|row| row - start).collect();
             let done = start.saturating_sub(first_wanted) * vocab;
             let mut segment = [Segment { sequence: &mut *sequence, rows: 0..end - start }];

@@ -82,7 +82,7 @@ impl<T: Number> Buffer<T> {
         Ok(buffer)
     }
 
-    /// Lengthens it to at least `len` with zeros; what it holds stays.
+    /// Lengthens it to at least `len`; what it holds stays, and the rest is as [`Buffer::resize`] leaves it.
     pub fn grow(&mut self, what: &'static str, len: usize) -> Result<(), BackendError> {
         grow(what, &mut self.lines, lines::<T>(len))?;
         self.len = self.len.max(len);
