@@ -65,7 +65,7 @@ impl Numerics {
 /// How to build a [`CpuBackend`].
 #[derive(Clone, Debug)]
 pub struct CpuOptions {
-    /// Threads of the fast arithmetic, the physical cores where `None`; the reference runs on one.
+    /// Threads of the arithmetic, the physical cores where `None`.
     pub threads: Option<usize>,
     /// The most tokens that one sequence may hold (never more than the model's own limit).
     pub ctx_len: usize,
@@ -92,7 +92,7 @@ impl Default for CpuOptions {
 
 /// The programs that a pass can be.
 enum Path {
-    Reference,
+    Reference(rayon::ThreadPool),
     Fast(Box<FastPass>),
 }
 
@@ -119,14 +119,18 @@ impl CpuBackend {
     /// Prepares to run `weights`, which stay where they are mapped.
     pub fn new(weights: Weights, options: CpuOptions) -> Result<CpuBackend, BackendError> {
         check(&weights.geometry)?;
+        let threads = options.threads.unwrap_or_else(physical_cores);
         let path = match options.numerics {
-            Numerics::F32 => Path::Reference,
+            Numerics::F32 => {
+                let pool = rayon::ThreadPoolBuilder::new().num_threads(threads.max(1)).build();
+                Path::Reference(pool.map_err(|error| BackendError::Device(format!("threads: {error}")))?)
+            }
             Numerics::Int8 | Numerics::Int8KvQ8 => {
                 let isa = options.isa.unwrap_or_else(Isa::detect);
                 if !isa.is_available() {
                     return Err(BackendError::Device(format!("this CPU does not have {isa}")));
                 }
-                let pool = ThreadPool::new(options.threads.unwrap_or_else(physical_cores));
+                let pool = ThreadPool::new(threads);
                 Path::Fast(Box::new(FastPass::new(Machine { pool, isa }, &weights)))
             }
         };
@@ -160,7 +164,7 @@ impl CpuBackend {
     fn reserve(&mut self, rows: usize, wanted: usize) -> Result<(), BackendError> {
         match &mut self.path {
             Path::Fast(fast) => fast.reserve(&self.weights, rows, wanted),
-            Path::Reference => Ok(()),
+            Path::Reference(_) => Ok(()),
         }
     }
 
@@ -190,13 +194,13 @@ impl CpuBackend {
     ) {
         match &mut self.path {
             Path::Fast(fast) => fast.forward(&self.weights, segments, tokens, wanted, logits),
-            Path::Reference => {
+            Path::Reference(pool) => pool.install(|| {
                 let x = reference_pass::forward(&self.weights, segments, tokens);
                 let rows = x.chunks_exact(self.weights.geometry.hidden).enumerate();
                 let rows: Vec<f32> =
                     rows.filter(|(row, _)| wanted.contains(row)).flat_map(|(_, x)| x).copied().collect();
                 reference_pass::logits(&self.weights, &rows, logits);
-            }
+            }),
         }
         for segment in segments {
             segment.sequence.length += segment.rows.len();
@@ -370,7 +374,7 @@ impl Backend for CpuBackend {
                 let kv = if self.kv_format == KvFormat::Q8 { ", 8-bit KV cache" } else { "" };
                 format!("CPU, int8 on {isa}, {} threads{kv}", pool.threads())
             }
-            Path::Reference => "CPU, plain f32 reference".into(),
+            Path::Reference(_) => "CPU, plain f32 reference".into(),
         }
     }
 
@@ -389,7 +393,7 @@ impl Backend for CpuBackend {
         match &self.path {
             // Without room for the measurement there is none.
             Path::Fast(fast) => limits::measure(fast.machine(), &self.weights).ok(),
-            Path::Reference => None,
+            Path::Reference(_) => None,
         }
     }
 
@@ -462,7 +466,7 @@ impl Backend for CpuBackend {
     fn layout(&self) -> String {
         let numerics = match &self.path {
             Path::Fast(fast) => format!("int8 on {}", fast.machine().isa),
-            Path::Reference => "f32".to_owned(),
+            Path::Reference(_) => "f32".to_owned(),
         };
         let format = self.kv_format;
         format!("cpu 1, {numerics}, {format:?} in pages of {PAGE_TOKENS}, {:?}", self.weights.geometry)

@@ -1,12 +1,18 @@
 //! Plain f32 arithmetic: the few operations that the reference form of every stage is written in.
 //!
-//! Nothing here is fast on purpose. Each result depends on its own inputs only and is summed in one fixed
-//! order, so it has the same bits whatever else is computed beside it.
+//! Nothing here is written for one machine. Each result depends on its own inputs only and is summed in one fixed
+//! order, so it has the same bits whatever else is computed beside it, and products may be shared out to threads:
+//! those of the caller's [`rayon`] pool, where there is enough to do.
 
 use lily_model::weights::{Format, GROUP_SIZE, MatrixView};
+use rayon::prelude::*;
 
 /// Independent partial sums of [`dot`]: enough for the compiler to use whole vector registers.
 const LANES: usize = 16;
+/// Rows of a matrix that meet an input while it is in the first cache.
+const ROW_BLOCK: usize = 8;
+/// Multiplications that are worth another thread: some ten microseconds.
+pub(crate) const TASK: usize = 1 << 17;
 
 /// `sum(a[i] * b[i])` over slices of equal length.
 pub fn dot(a: &[f32], b: &[f32]) -> f32 {
@@ -14,11 +20,7 @@ pub fn dot(a: &[f32], b: &[f32]) -> f32 {
     let mut sums = [0.0f32; LANES];
     let (a_blocks, a_rest) = a.as_chunks::<LANES>();
     let (b_blocks, b_rest) = b.as_chunks::<LANES>();
-    for (x, y) in a_blocks.iter().zip(b_blocks) {
-        for lane in 0..LANES {
-            sums[lane] += x[lane] * y[lane];
-        }
-    }
+    add_products(a_blocks, b_blocks, &mut sums);
     for (lane, (x, y)) in a_rest.iter().zip(b_rest).enumerate() {
         sums[lane] += x * y;
     }
@@ -30,6 +32,17 @@ pub fn dot(a: &[f32], b: &[f32]) -> f32 {
         width /= 2;
     }
     sums[0]
+}
+
+/// Adds the products of each lane. A function of its own, because the compiler would otherwise keep the sums in the order
+/// in which they are joined at last, and turn every product into it: half as fast.
+#[inline(never)]
+fn add_products(a: &[[f32; LANES]], b: &[[f32; LANES]], sums: &mut [f32; LANES]) {
+    for (x, y) in a.iter().zip(b) {
+        for lane in 0..LANES {
+            sums[lane] += x[lane] * y[lane];
+        }
+    }
 }
 
 /// `out += factor * x`.
@@ -128,18 +141,37 @@ pub fn dequantize_row(matrix: &MatrixView<'_>, row: usize, out: &mut [f32]) {
 }
 
 /// `put(row, i, matrix[row] . x(i))` for every row of `matrix` and every `i < count`: each weight row is
-/// expanded once and used for all inputs.
+/// expanded once and used for all inputs. `put` is called on this thread.
 pub fn linear<'a>(
     matrix: &MatrixView<'_>,
     count: usize,
-    x: impl Fn(usize) -> &'a [f32],
+    x: impl Fn(usize) -> &'a [f32] + Sync,
     mut put: impl FnMut(usize, usize, f32),
 ) {
-    let mut weights = vec![0.0; matrix.cols];
-    for row in 0..matrix.rows {
-        dequantize_row(matrix, row, &mut weights);
-        for i in 0..count {
-            put(row, i, dot(&weights, x(i)));
+    if count == 0 {
+        return;
+    }
+    let cols = matrix.cols;
+    // A block of rows after the other, in each `[count, rows]`.
+    let mut products = vec![0.0; matrix.rows * count];
+    let blocks = products.par_chunks_mut(ROW_BLOCK * count).enumerate();
+    blocks.with_min_len(TASK.div_ceil(ROW_BLOCK * count * cols)).for_each(|(block, products)| {
+        let rows = products.len() / count;
+        let mut weights = vec![0.0; rows * cols];
+        for (row, weights) in weights.chunks_exact_mut(cols).enumerate() {
+            dequantize_row(matrix, block * ROW_BLOCK + row, weights);
+        }
+        for (i, products) in products.chunks_exact_mut(rows).enumerate() {
+            for (product, weights) in products.iter_mut().zip(weights.chunks_exact(cols)) {
+                *product = dot(weights, x(i));
+            }
+        }
+    });
+    for (block, products) in products.chunks(ROW_BLOCK * count).enumerate() {
+        for (i, products) in products.chunks_exact(products.len() / count).enumerate() {
+            for (row, &product) in products.iter().enumerate() {
+                put(block * ROW_BLOCK + row, i, product);
+            }
         }
     }
 }

@@ -1,10 +1,12 @@
 //! The forward pass in plain f32: the stages' reference forms, one after the other.
 //!
 //! This is what every other path and every other backend is judged against. It allocates as it goes and reads
-//! like the model; it is not meant to be fast.
+//! like the model. Products, states and rows of attention are shared out to the threads of the caller's
+//! [`rayon`] pool, which changes no bits; otherwise it is not meant to be fast.
 
 use lily_model::geometry::Geometry;
 use lily_model::weights::{AttentionWeights, DeltaWeights, LayerWeights, Mixer, Weights};
+use rayon::prelude::*;
 
 use crate::segment::Segment;
 use crate::stages::moe_route::Choice;
@@ -94,18 +96,19 @@ fn attention_layer(
     for Segment { sequence, rows } in segments.iter() {
         let start = sequence.length;
         let cache = sequence.layers[index].attention();
-        for (offset, row) in rows.clone().enumerate() {
+        let core = &mut core[rows.start * width..rows.end * width];
+        core.par_chunks_exact_mut(width).zip(rows.clone()).enumerate().for_each(|(offset, (core, row))| {
             let range = row * width..(row + 1) * width;
             attn_core::reference(
                 attention,
                 start + offset,
                 &q[range.clone()],
-                &gate[range.clone()],
+                &gate[range],
                 |position, head| cache.key(position, head),
                 |position, head| cache.value(position, head),
-                &mut core[range],
+                core,
             );
-        }
+        });
     }
     attn_out::reference(mixer, &core, x);
 }

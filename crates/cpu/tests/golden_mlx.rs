@@ -12,7 +12,6 @@ mod golden;
 use std::sync::OnceLock;
 
 use golden::{Golden, all_logits, backend};
-use lily_cpu::pool::physical_cores;
 use lily_cpu::{CpuBackend, Numerics};
 use lily_engine::backend::Backend;
 use lily_model::checkpoint::Checkpoint;
@@ -87,28 +86,9 @@ fn documents_of_answers() -> &'static [Document] {
     &documents()[..=enough.expect("enough answers")]
 }
 
-/// Scores `documents`, which several backends share out where one uses a single thread.
-fn score(documents: &[Document], numerics: Numerics, backends: usize) -> Vec<Vec<Score>> {
-    let weights = Checkpoint::demo().unwrap().weights().unwrap();
-    let mut scores = vec![Vec::new(); documents.len()];
-    std::thread::scope(|scope| {
-        let workers: Vec<_> = (0..backends)
-            .map(|worker| {
-                let mut backend = backend(weights.clone(), numerics);
-                scope.spawn(move || {
-                    let mine = (worker..documents.len()).step_by(backends);
-                    mine.map(|index| (index, score_one(&mut backend, &documents[index].tokens)))
-                        .collect::<Vec<_>>()
-                })
-            })
-            .collect();
-        for worker in workers {
-            for (index, document) in worker.join().unwrap() {
-                scores[index] = document;
-            }
-        }
-    });
-    scores
+fn score(documents: &[Document], numerics: Numerics) -> Vec<Vec<Score>> {
+    let mut backend = backend(Checkpoint::demo().unwrap().weights().unwrap(), numerics);
+    documents.iter().map(|document| score_one(&mut backend, &document.tokens)).collect()
 }
 
 fn score_one(backend: &mut CpuBackend, tokens: &[u32]) -> Vec<Score> {
@@ -121,13 +101,13 @@ fn score_one(backend: &mut CpuBackend, tokens: &[u32]) -> Vec<Score> {
 /// The fast path's scores of all documents.
 fn int8_scores() -> &'static [Vec<Score>] {
     static SCORES: OnceLock<Vec<Vec<Score>>> = OnceLock::new();
-    SCORES.get_or_init(|| score(documents(), Numerics::Int8, 1))
+    SCORES.get_or_init(|| score(documents(), Numerics::Int8))
 }
 
 /// The plain path's scores of [`documents_of_answers`].
 fn f32_scores() -> &'static [Vec<Score>] {
     static SCORES: OnceLock<Vec<Vec<Score>>> = OnceLock::new();
-    SCORES.get_or_init(|| score(documents_of_answers(), Numerics::F32, physical_cores()))
+    SCORES.get_or_init(|| score(documents_of_answers(), Numerics::F32))
 }
 
 fn logprob(logits: &[f32], token: u32) -> f64 {

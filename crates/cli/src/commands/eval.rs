@@ -81,7 +81,9 @@ fn side(
     longest: usize,
 ) -> anyhow::Result<Box<dyn Backend>> {
     if f32 {
-        let options = CpuOptions { ctx_len: longest, numerics: Numerics::F32, ..CpuOptions::default() };
+        let threads = args.threads;
+        let options =
+            CpuOptions { threads, ctx_len: longest, numerics: Numerics::F32, ..CpuOptions::default() };
         return Ok(Box::new(CpuBackend::new(checkpoint.weights()?, options)?));
     }
     let args = ModelArgs { ctx_len: Some(longest), ..args.clone() };

@@ -7,6 +7,7 @@
 
 use lily_model::geometry::DeltaGeometry;
 use lily_model::weights::DeltaWeights;
+use rayon::prelude::*;
 
 use crate::fast::{Activations, ActivationsWriter, Machine};
 use crate::isa::Isa;
@@ -16,7 +17,7 @@ use crate::kernels::f32_ops;
 use crate::kernels::simd::prefetch;
 use crate::kernels::tile::LINE;
 use crate::memory::Buffer;
-use crate::plain::{add_scaled, dot, rms_norm_in_place, sigmoid, silu, softplus};
+use crate::plain::{TASK, add_scaled, dot, rms_norm_in_place, sigmoid, silu, softplus};
 use crate::segment::Segment;
 
 /// Added to the sum of squares before queries and keys are scaled to length one.
@@ -62,14 +63,16 @@ pub fn reference(
         for key in keys.chunks_exact_mut(geometry.key_dim) {
             scale_to_length(key, 1.0);
         }
-        for head in 0..heads {
+        let (queries, keys, values) = (&*queries, &*keys, &*values);
+        let per_head = geometry.value_dim * geometry.key_dim;
+        let states = state.par_chunks_exact_mut(per_head);
+        let of_heads = states.zip(out.par_chunks_exact_mut(geometry.value_dim)).enumerate();
+        of_heads.with_min_len(TASK.div_ceil(PASSES * per_head)).for_each(|(head, (state, output))| {
             let key_head = head * geometry.key_heads / heads;
             let key_range = key_head * geometry.key_dim..(key_head + 1) * geometry.key_dim;
             let value_range = head * geometry.value_dim..(head + 1) * geometry.value_dim;
-            let per_head = geometry.value_dim * geometry.key_dim;
-            let output = &mut out[value_range.clone()];
             recur(
-                &mut state[head * per_head..(head + 1) * per_head],
+                state,
                 &queries[key_range.clone()],
                 &keys[key_range],
                 &values[value_range.clone()],
@@ -81,7 +84,7 @@ pub fn reference(
             for (o, z) in output.iter_mut().zip(&inputs.z[t * width..][value_range]) {
                 *o *= silu(*z);
             }
-        }
+        });
     }
 }
 
@@ -112,6 +115,9 @@ fn scale_to_length(x: &mut [f32], factor: f32) {
 pub fn decay(a: f32, a_log: f32, dt_bias: f32) -> f32 {
     (-a_log.exp() * softplus(a + dt_bias)).exp()
 }
+
+/// How often [`recur`] goes over a state: decay, recall, correction, answer.
+const PASSES: usize = 4;
 
 /// One token of the gated delta rule for one head, whose `state` is `[value_dim, key_dim]`.
 fn recur(

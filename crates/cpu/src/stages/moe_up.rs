@@ -50,7 +50,7 @@ fn swiglu_plain<'a>(
     gate: &MatrixView<'_>,
     up: &MatrixView<'_>,
     slots: &[usize],
-    x: impl Fn(usize) -> &'a [f32],
+    x: impl Fn(usize) -> &'a [f32] + Sync,
     out: &mut [f32],
 ) {
     if slots.is_empty() {

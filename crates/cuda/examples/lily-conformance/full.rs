@@ -16,9 +16,10 @@ use lily_model::weights::Weights;
 
 use crate::{Report, distance, open, sampling, stages, within};
 
-/// A prompt, and the positions at its end whose logits are looked at.
+/// A prompt, the positions at its end whose logits are looked at, and those of them that are decoded too.
 const PROMPT: usize = 1000;
 const POSITIONS: usize = 64;
+const STEPS: usize = 32;
 /// What they may differ from plain f32.
 const LOGITS: f32 = 2e-2;
 /// Tokens that are drawn for each kind of request.
@@ -69,7 +70,7 @@ pub fn run(report: &mut Report, device: usize, dir: &Path, parts: &[&str]) -> Re
     Ok(())
 }
 
-/// Compares the logits of the last positions of a prompt with plain f32's.
+/// Compares the logits of the last positions of a prompt with plain f32's: read at once, and one token a step.
 fn logits(report: &mut Report, mut cuda: CudaBackend, weights: &Weights) -> Result<(), BackendError> {
     let vocab = weights.geometry.vocab;
     let tokens: Vec<u32> = (0..PROMPT as u32).map(|i| i.wrapping_mul(2_654_435_761) % vocab as u32).collect();
@@ -82,18 +83,42 @@ fn logits(report: &mut Report, mut cuda: CudaBackend, weights: &Weights) -> Resu
         Ok(backend.collect(ticket)?.remove(0).logits)
     };
     let found = of(&mut cuda)?;
+    let (before, last) = tokens.split_at(PROMPT - STEPS);
+    let decoded = stepwise(&mut cuda, before, last)?;
     drop(cuda);
-    let options = CpuOptions { ctx_len: CONTEXT, numerics: Numerics::F32, ..CpuOptions::default() };
+    let threads = std::thread::available_parallelism().ok().map(usize::from);
+    let options = CpuOptions { ctx_len: CONTEXT, numerics: Numerics::F32, threads, ..CpuOptions::default() };
     let start = Instant::now();
     let expected = of(&mut CpuBackend::new(weights.clone(), options)?)?;
     println!("        plain f32 took {:.0} s", start.elapsed().as_secs_f64());
-    let mut each: Vec<f32> =
-        found.chunks(vocab).zip(expected.chunks(vocab)).map(|(a, b)| distance(a, b)).collect();
-    each.sort_by(f32::total_cmp);
-    println!("        by position: median {:.2e}, worst {:.2e}", each[POSITIONS / 2], each[POSITIONS - 1]);
-    let name = format!("full size, logits of the last {POSITIONS} of {PROMPT} positions against plain f32");
-    report.check(&name, within(distance(&found, &expected), LOGITS));
+    let mut compare = |name: String, found: &[f32]| {
+        let expected = &expected[expected.len() - found.len()..];
+        let mut each: Vec<f32> =
+            found.chunks(vocab).zip(expected.chunks(vocab)).map(|(a, b)| distance(a, b)).collect();
+        each.sort_by(f32::total_cmp);
+        let (median, worst) = (each[each.len() / 2], each[each.len() - 1]);
+        println!("        by position: median {median:.2e}, worst {worst:.2e}");
+        report.check(&name, within(distance(found, expected), LOGITS));
+    };
+    let name = |what| format!("full size, logits of {what} of {PROMPT} positions against plain f32");
+    compare(name(format!("the last {POSITIONS}")), &found);
+    compare(name(format!("{STEPS} decoded ones")), &decoded);
     Ok(())
+}
+
+/// Logits of the positions of `last`, decoded one by one behind a prompt of `before`.
+fn stepwise(cuda: &mut CudaBackend, before: &[u32], last: &[u32]) -> Result<Vec<f32>, BackendError> {
+    let sequence = cuda.open(None)?;
+    let ticket = cuda.extend(sequence, before, Want::Nothing)?;
+    cuda.collect(ticket)?;
+    let mut logits = Vec::new();
+    for &token in last {
+        let step = DecodeStep { sequence, input: Input::Token(token), want: Want::Logits };
+        let ticket = cuda.decode(&[step])?;
+        logits.extend(cuda.collect(ticket)?.remove(0).logits);
+    }
+    cuda.close(sequence);
+    Ok(logits)
 }
 
 /// Prints how fast prompts are read and tokens decoded.
