@@ -34,8 +34,9 @@ use tensors::Spec;
 
 /// Bytes of tensors in a shard, unless a single one has more: what `mlx-lm` writes.
 pub const SHARD_BYTES: u64 = 5 << 30;
-/// Shards written at the same time: one generates while another waits for the disk.
-const WRITERS: usize = 2;
+/// Shards written at the same time: all of the full model's. Some generate while others wait for the disk, and a file system in
+/// memory takes as many as there are cores.
+const WRITERS: usize = 4;
 /// Bytes generated at a time.
 const CHUNK: usize = 1 << 20;
 
