@@ -145,6 +145,10 @@ pub struct ModelArgs {
     /// Which card, counted from 0 as the driver does
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub device: usize,
+    /// Most memory of an NVIDIA card that is taken, such as 24GB, weights and all; the rest is left to others [default:
+    /// what is free]
+    #[arg(long, value_name = "BYTES", value_parser = bytes)]
+    pub gpu_memory: Option<u64>,
     /// Threads that the CPU computes with [default: the physical cores]
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     pub threads: Option<usize>,

@@ -7,6 +7,7 @@ use lily_cpu::footprint::Footprint;
 use lily_cpu::pool::physical_cores;
 use lily_cpu::{CpuBackend, CpuOptions};
 use lily_engine::backend::Backend;
+use lily_gpu::memory::Context;
 use lily_model::checkpoint::Checkpoint;
 
 use crate::args::{BackendKind, KvCacheType, ModelArgs};
@@ -108,6 +109,17 @@ pub enum Place {
 }
 
 impl Place {
+    /// Whether it is an NVIDIA card.
+    fn is_card(self) -> bool {
+        match self {
+            Place::Cpu => false,
+            #[cfg(not(target_os = "macos"))]
+            Place::Card(_) => true,
+            #[cfg(target_os = "macos")]
+            Place::Gpu(_) => false,
+        }
+    }
+
     /// Whether keys and values can be stored in 8 bits there.
     fn stores_q8(self) -> bool {
         match self {
@@ -128,6 +140,9 @@ pub fn choose(args: &ModelArgs) -> anyhow::Result<(Place, String)> {
     let (place, chosen) = choose_place(args)?;
     if args.kv_cache_type == KvCacheType::Q8 && !place.stores_q8() {
         bail!("--kv-cache-type q8 does not run on CUDA; add --backend cpu, or leave it at f16");
+    }
+    if args.gpu_memory.is_some() && !place.is_card() {
+        bail!("--gpu-memory is for NVIDIA cards, and this runs elsewhere ({chosen}); leave it out");
     }
     Ok((place, chosen))
 }
@@ -176,7 +191,8 @@ pub fn open(
         #[cfg(not(target_os = "macos"))]
         Place::Card(index) => {
             let asked = checked_context(args, checkpoint)?;
-            match on_card(index, checkpoint, asked, usual, chosen) {
+            let context = asked.map_or(Context::AtMost(usual), Context::Exactly);
+            match on_card(index, checkpoint, context, args.gpu_memory, chosen) {
                 Err(error) if args.backend == BackendKind::Auto => {
                     eprintln!("lily: the CPU takes over: {error}");
                     on_cpu(args, checkpoint, usual, state, error.to_string())
@@ -197,7 +213,6 @@ fn on_gpu(
     usual: usize,
     chosen: String,
 ) -> anyhow::Result<Opened> {
-    use lily_gpu::memory::Context;
     use lily_metal::apple::AppleDevice;
     use lily_metal::{MetalBackend, MetalOptions};
 
@@ -214,18 +229,17 @@ fn on_gpu(
 fn on_card(
     index: usize,
     checkpoint: &Checkpoint,
-    asked: Option<usize>,
-    usual: usize,
+    context: Context,
+    most: Option<u64>,
     chosen: String,
 ) -> anyhow::Result<Opened> {
     use lily_cuda::cache::Cache;
     use lily_cuda::{CudaBackend, CudaOptions};
-    use lily_gpu::memory::Context;
 
     let options = CudaOptions {
         device: index,
-        context: asked.map_or(Context::AtMost(usual), Context::Exactly),
-        state_bytes: u64::MAX,
+        context,
+        memory_bytes: most.unwrap_or(u64::MAX),
         cache: Cache::of_user(),
     };
     let bar = crate::progress::bytes("copying the weights to the card");

@@ -84,6 +84,7 @@ fn what_goes_wrong_is_one_sentence_and_exit_code_1() {
         (&["chat", "hi", "--backend", "cuda", "--device", "99"], "driver"),
         #[cfg(not(target_os = "macos"))]
         (&["chat", "hi", "--backend", "cuda", "--kv-cache-type", "q8"], "add --backend cpu"),
+        (&["chat", "hi", "--backend", "cpu", "--gpu-memory", "24GB"], "--gpu-memory"),
         (&["plan", "--backend", "cuda", "--batch", "33"], "--batch 33"),
         (&["plan", "--backend", "cuda", "--context", "999999"], "--context 999999"),
         (&["plan", "--backend", "cuda", "--kv-cache-type", "q8"], "--backend metal"),

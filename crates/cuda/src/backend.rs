@@ -49,8 +49,8 @@ pub struct CudaOptions {
     pub device: usize,
     /// The most tokens that one sequence may hold (never more than the model's own limit).
     pub context: Context,
-    /// The most bytes that sequences and snapshots may hold together; what the card has left where that is less.
-    pub state_bytes: u64,
+    /// The most bytes of the card that the backend may take, weights and all; what is free where that is less.
+    pub memory_bytes: u64,
     /// Compiled kernels of earlier starts.
     pub cache: Cache,
 }
@@ -137,7 +137,7 @@ impl CudaBackend {
         let geometry = &weights.geometry;
         let gpu = Gpu::open(options.device)?;
         let Planned { memory: memory_plan, plans, prompt_plans } =
-            MemoryPlan::of_model(&gpu, weights, options.context, options.state_bytes)?;
+            MemoryPlan::of_model(&gpu, weights, options.context, options.memory_bytes)?;
 
         let chip = gpu.card.chip();
         let machine = format!("{}, driver {}", gpu.card.name, gpu.card.driver);
@@ -563,7 +563,7 @@ impl Backend for CudaBackend {
     }
 
     fn sequence_bytes(&self, tokens: usize) -> u64 {
-        self.store.sequence_bytes(tokens) as u64
+        self.store.sizes.sequence(tokens) as u64
     }
 
     fn layout(&self) -> String {

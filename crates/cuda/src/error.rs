@@ -54,12 +54,13 @@ pub enum CudaError {
     },
     /// The model and its state do not fit.
     #[error(
-        "{card} has {free} free and the model needs {needed} ({parts}); lower --ctx-len, free memory on the card, or use --backend cpu"
+        "{card} has {free} to give and the model needs {needed} ({parts}); lower --ctx-len, free memory on the card, raise \
+         --gpu-memory where it was given, or use --backend cpu"
     )]
     CardTooSmall {
         /// Its name.
         card: String,
-        /// Its free memory.
+        /// Its free memory, or what the model may take of it.
         free: String,
         /// What is needed.
         needed: String,

@@ -12,7 +12,7 @@ use lily_model::weights::Weights;
 
 use crate::driver::{Card, Gpu};
 use crate::error::CudaError;
-use crate::pages::Store;
+use crate::pages::Sizes;
 use crate::{program, sources, weights};
 
 /// Bytes that are left to the driver: kernels, graphs, tables of pages, staging.
@@ -32,7 +32,7 @@ pub struct MemoryPlan {
     pub sequence: u64,
     /// The most that all sequences and snapshots may take together.
     pub state: u64,
-    /// What was free before.
+    /// What it may take: what was free before, or the limit that was set where that is less.
     pub free: u64,
 }
 
@@ -48,31 +48,37 @@ pub struct Planned {
 }
 
 impl MemoryPlan {
-    /// The plan for the model of `weights`, whose shapes alone are looked at, on the card as it is now.
+    /// The plan for the model of `weights`, whose shapes alone are looked at, on the card as it is now, of which it may
+    /// take `most` bytes.
     ///
     /// # Errors
-    /// A model that the kernels are not written for, and those of [`MemoryPlan::new`].
+    /// Those of [`MemoryPlan::within`].
     pub fn of_model(
         gpu: &Arc<Gpu>,
         weights: &Weights,
         context: Context,
-        state_limit: u64,
+        most: u64,
     ) -> Result<Planned, CudaError> {
+        MemoryPlan::within(&gpu.card, weights, context, gpu.free_memory()?.min(most))
+    }
+
+    /// The plan for the model of `weights` in `free` bytes of a card. How many tokens of a prompt a pass takes depends
+    /// on what is free, too.
+    ///
+    /// # Errors
+    /// A model that the kernels are not written for, and those of [`MemoryPlan::new`].
+    pub fn within(card: &Card, weights: &Weights, context: Context, free: u64) -> Result<Planned, CudaError> {
         let geometry = &weights.geometry;
         sources::check(geometry)?;
         packing::check_formats(weights).map_err(CudaError::Model)?;
-        let plans = program::plans(weights, program::target(gpu));
-        let unlimited = Store::new(gpu, geometry, usize::MAX);
-        let free = gpu.free_memory()?;
+        let plans = program::plans(weights, program::target(card));
         let context = context.within(geometry.max_context);
         let prompt_plans = program::prompt_plans(weights, MemoryPlan::prompt_room(&plans[0].1, free));
-        let memory =
-            MemoryPlan::new(&gpu.card, &plans, &prompt_plans, &unlimited, context, free, state_limit)?;
+        let memory = MemoryPlan::new(card, &plans, &prompt_plans, Sizes::new(geometry), context, free)?;
         Ok(Planned { memory, plans, prompt_plans })
     }
 
-    /// The plan for `context` tokens, or for as many as there is room for where less will do, with `free` bytes
-    /// free of which sequences and snapshots may take `state_limit`.
+    /// The plan for `context` tokens, or for as many as there is room for where less will do, in `free` bytes.
     ///
     /// # Errors
     /// [`CudaError::CardTooSmall`] where one sequence of that length does not fit beside the weights.
@@ -80,25 +86,23 @@ impl MemoryPlan {
         card: &Card,
         plans: &[(Shape, Plan)],
         prompt_plans: &[(Shape, Plan)],
-        store: &Store,
+        sizes: Sizes,
         context: Context,
         free: u64,
-        state_limit: u64,
     ) -> Result<MemoryPlan, CudaError> {
         let weights = plans.first().map_or(0, |(_, plan)| weights::bytes(plan));
         let workspace = program::workspace_bytes(plans.iter().chain(prompt_plans).map(|(_, plan)| plan));
         let beside = weights + workspace + LEFT;
-        let state = free.saturating_sub(beside).min(state_limit);
+        let state = free.saturating_sub(beside);
         let (context, fits) = match context {
-            Context::Exactly(tokens) => (tokens, store.sequence_bytes(tokens) as u64 <= state),
+            Context::Exactly(tokens) => (tokens, sizes.sequence(tokens) as u64 <= state),
             Context::AtMost(tokens) => {
-                let pages =
-                    state.saturating_sub(store.sequence_bytes(0) as u64) / store.kv.page_bytes() as u64;
+                let pages = state.saturating_sub(sizes.sequence(0) as u64) / sizes.kv.page_bytes() as u64;
                 let room = usize::try_from(pages).unwrap_or(usize::MAX).saturating_mul(PAGE_TOKENS);
                 (tokens.min(room.max(1)), room > 0)
             }
         };
-        let sequence = store.sequence_bytes(context) as u64;
+        let sequence = sizes.sequence(context) as u64;
         let plan = MemoryPlan { context, weights, workspace, sequence, state, free };
         if !fits {
             let (needed, parts) = (gb(beside + sequence), plan.parts());
@@ -134,10 +138,54 @@ impl fmt::Display for MemoryPlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{}; {} for all sequences and snapshots together; the card has {} free",
+            "{}; {} for all sequences and snapshots together; the card has {} to give",
             self.parts(),
             gb(self.state),
             gb(self.free)
         )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use lily_model::geometry::Geometry;
+
+    use super::*;
+
+    /// The full model where `memory` bytes may be taken, with as much context as fits.
+    fn planned(context: Context, memory: u64) -> Result<Planned, CudaError> {
+        let card = Card {
+            name: "a card".to_owned(),
+            capability: (9, 0),
+            multiprocessors: 132,
+            shared_bytes: 227 << 10,
+            memory: 141_000_000_000,
+            driver: 13_000,
+        };
+        MemoryPlan::within(&card, &Weights::outline(&Geometry::qwen3_6_35b_a3b()), context, memory)
+    }
+
+    #[test]
+    fn the_whole_context_fits_32_gb_and_what_fits_24_gb_is_less_and_exact() {
+        const MEMORY: u64 = 24_000_000_000;
+        let whole = planned(Context::AtMost(usize::MAX), 32_000_000_000).unwrap();
+        assert_eq!(whole.memory.context, 262_144);
+        let part = planned(Context::AtMost(usize::MAX), MEMORY).unwrap();
+        let MemoryPlan { context, weights, workspace, sequence, .. } = part.memory;
+        assert!(context < 262_144 && weights + workspace + sequence + LEFT <= MEMORY, "{}", part.memory);
+        assert_eq!(planned(Context::Exactly(context), MEMORY).unwrap().memory.context, context);
+        let refused = planned(Context::Exactly(context + 1), MEMORY).unwrap_err().to_string();
+        assert!(refused.starts_with("a card has 24.00 GB to give and the model needs 24.0"), "{refused}");
+    }
+
+    #[test]
+    fn less_memory_makes_passes_over_prompts_shorter() {
+        let rows = |memory| {
+            let planned = planned(Context::Exactly(1024), memory).unwrap();
+            planned.prompt_plans.iter().map(|(shape, _)| shape.rows).max().unwrap_or(0)
+        };
+        let [little, some, plenty] = [20_300_000_000, 22_000_000_000, 141_000_000_000].map(rows);
+        assert!(little < some && some < plenty, "{little}, {some}, {plenty}");
+        assert_eq!(plenty, lily_gpu::prefill::cuda::MOST_ROWS);
     }
 }

@@ -13,15 +13,38 @@ use crate::driver::{Gpu, Memory};
 /// Bytes behind a state for the token that was sampled last.
 const SAMPLED_BYTES: usize = size_of::<u32>();
 
+/// Bytes of what sequences are made of.
+#[derive(Clone, Copy, Debug)]
+pub struct Sizes {
+    /// Layout of a page.
+    pub kv: KvLayout,
+    /// Layout of a state.
+    pub state: StateLayout,
+}
+
+impl Sizes {
+    /// Those of a model.
+    pub fn new(geometry: &Geometry) -> Sizes {
+        Sizes { kv: KvLayout::new(geometry, KvFormat::F16), state: StateLayout::new(geometry) }
+    }
+
+    /// Bytes that a sequence of `tokens` tokens takes when it shares nothing.
+    pub fn sequence(&self, tokens: usize) -> usize {
+        self.state_bytes().saturating_add(self.kv.pages(tokens).saturating_mul(self.kv.page_bytes()))
+    }
+
+    fn state_bytes(&self) -> usize {
+        self.state.bytes() + SAMPLED_BYTES
+    }
+}
+
 /// Sizes, and where memory comes from.
 #[derive(Clone, Debug)]
 pub struct Store {
     /// The card.
     pub gpu: Arc<Gpu>,
-    /// Layout of a page.
-    pub kv: KvLayout,
-    /// Layout of a state.
-    pub state: StateLayout,
+    /// Sizes.
+    pub sizes: Sizes,
     /// All of it.
     pub meter: Meter,
 }
@@ -45,27 +68,13 @@ pub struct State {
 impl Store {
     /// For a model on a card, with room for `limit` bytes.
     pub fn new(gpu: &Arc<Gpu>, geometry: &Geometry, limit: usize) -> Store {
-        Store {
-            gpu: Arc::clone(gpu),
-            kv: KvLayout::new(geometry, KvFormat::F16),
-            state: StateLayout::new(geometry),
-            meter: Meter::new(limit),
-        }
-    }
-
-    /// Bytes that a sequence of `tokens` tokens takes when it shares nothing.
-    pub fn sequence_bytes(&self, tokens: usize) -> usize {
-        self.state_bytes().saturating_add(self.kv.pages(tokens).saturating_mul(self.kv.page_bytes()))
-    }
-
-    fn state_bytes(&self) -> usize {
-        self.state.bytes() + SAMPLED_BYTES
+        Store { gpu: Arc::clone(gpu), sizes: Sizes::new(geometry), meter: Meter::new(limit) }
     }
 
     /// A page of zeros.
     pub fn page(&self) -> Result<Page, BackendError> {
         const WHAT: &str = "a page of the KV cache";
-        let bytes = self.kv.page_bytes();
+        let bytes = self.sizes.kv.page_bytes();
         // Charged first: what passes the limit is not even asked of the card.
         let charge = self.meter.charge(WHAT, bytes)?;
         Ok(Page { memory: self.gpu.allocate(WHAT, bytes)?, charge, snapshots: AtomicUsize::new(0) })
@@ -74,14 +83,14 @@ impl Store {
     /// A page with what `page` holds.
     pub fn copy_page(&self, page: &Page) -> Result<Page, BackendError> {
         let copy = self.page()?;
-        self.gpu.copy(copy.address(), page.address(), self.kv.page_bytes())?;
+        self.gpu.copy(copy.address(), page.address(), self.sizes.kv.page_bytes())?;
         Ok(copy)
     }
 
     /// A state of zeros.
     pub fn state(&self) -> Result<State, BackendError> {
         const WHAT: &str = "the recurrent state of a sequence";
-        let bytes = self.state_bytes();
+        let bytes = self.sizes.state_bytes();
         let charge = self.meter.charge(WHAT, bytes)?;
         Ok(State { memory: self.gpu.allocate(WHAT, bytes)?, charge })
     }
@@ -89,7 +98,7 @@ impl Store {
     /// A state with what `state` holds once all that is enqueued is done.
     pub fn copy_state(&self, state: &State) -> Result<State, BackendError> {
         let copy = self.state()?;
-        self.gpu.copy(copy.address(), state.address(), self.state_bytes())?;
+        self.gpu.copy(copy.address(), state.address(), self.sizes.state_bytes())?;
         Ok(copy)
     }
 }

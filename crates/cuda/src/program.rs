@@ -14,7 +14,7 @@ use lily_gpu::target::{ROW_GROUP, Target};
 use lily_model::weights::Weights;
 
 use crate::compile::Cubin;
-use crate::driver::{Gpu, Graph, Kernel, Memory, Module};
+use crate::driver::{Card, Gpu, Graph, Kernel, Memory, Module};
 use crate::error::CudaError;
 use crate::sources;
 use crate::weights::Loaded;
@@ -55,8 +55,8 @@ pub fn prompt_plans(weights: &Weights, room: u64) -> Vec<(Shape, Plan)> {
 }
 
 /// The card that plans are made for.
-pub fn target(gpu: &Gpu) -> Target {
-    Target::Cuda { cores: gpu.card.multiprocessors }
+pub fn target(card: &Card) -> Target {
+    Target::Cuda { cores: card.multiprocessors }
 }
 
 /// What the program allocates, other than loading it or finding it through a sequence.

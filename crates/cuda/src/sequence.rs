@@ -68,7 +68,7 @@ impl Sequence {
             fresh.push(Arc::new(store.copy_page(&self.now.pages[first])?));
         }
         let copied = fresh.len();
-        let missing = store.kv.pages(to).saturating_sub(self.now.pages.len());
+        let missing = store.sizes.kv.pages(to).saturating_sub(self.now.pages.len());
         for _ in 0..missing {
             fresh.push(Arc::new(store.page()?));
         }
@@ -84,7 +84,7 @@ impl Sequence {
 
     /// Gives back pages that were reserved and not filled.
     pub fn release_unused(&mut self, store: &Store) {
-        self.now.pages.truncate(store.kv.pages(self.now.length));
+        self.now.pages.truncate(store.sizes.kv.pages(self.now.length));
     }
 
     fn write_table(&self, store: &Store, start: usize, pages: &[Arc<Page>]) -> Result<(), BackendError> {
@@ -133,8 +133,8 @@ impl Frozen {
             stream.download_now(&mut copy, address).map_err(io::Error::other)?;
             out.write_all(&copy)
         };
-        part(self.state.address(), store.state.bytes())?;
-        self.pages.iter().try_for_each(|page| part(page.address(), store.kv.page_bytes()))
+        part(self.state.address(), store.sizes.state.bytes())?;
+        self.pages.iter().try_for_each(|page| part(page.address(), store.sizes.kv.page_bytes()))
     }
 
     /// What [`Frozen::save`] wrote of a state of `length` tokens.
@@ -148,11 +148,11 @@ impl Frozen {
             store.gpu.upload_now(address, &copy).map_err(BackendError::from)
         };
         let state = store.state()?;
-        part(state.address(), store.state.bytes())?;
-        let pages = (0..store.kv.pages(length))
+        part(state.address(), store.sizes.state.bytes())?;
+        let pages = (0..store.sizes.kv.pages(length))
             .map(|_| {
                 let page = store.page()?;
-                part(page.address(), store.kv.page_bytes())?;
+                part(page.address(), store.sizes.kv.page_bytes())?;
                 Ok(Arc::new(page))
             })
             .collect::<Result<_, BackendError>>()?;

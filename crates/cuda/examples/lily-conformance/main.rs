@@ -83,7 +83,7 @@ pub fn open(weights: &Weights, device: usize, context: usize) -> Result<CudaBack
     let options = CudaOptions {
         device,
         context: Context::AtMost(context),
-        state_bytes: u64::MAX,
+        memory_bytes: u64::MAX,
         cache: Cache::of_user(),
     };
     CudaBackend::new(weights, &options, &|_, _| {}).map_err(|error| error.to_string())
