@@ -301,6 +301,9 @@ pub struct EvalArgs {
     /// Score no more than the first N positions
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     pub positions: Option<usize>,
+    /// Score only what the model was trained to write, and read what stands between as prompts are read
+    #[arg(long, requires = "reference")]
+    pub answers_only: bool,
     /// Print JSON with every single position instead of the table
     #[arg(long)]
     pub json: bool,

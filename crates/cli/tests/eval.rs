@@ -54,6 +54,11 @@ fn mlx_lm_says_the_same_of_the_demos_answers() {
     assert!(answers["positions"].as_u64().unwrap() > 100, "{answers:#}");
     assert!(change.abs() < 1.0 && same > 98.0, "{answers:#}");
     assert_eq!(report["positions"].as_array().unwrap().len(), 4000);
+
+    // What stands between answers is read like a prompt, which on this backend changes no bit.
+    let only = eval(&["--reference", GOLDEN, "--positions", "4000", "--answers-only"]);
+    assert_eq!(only["answers"], *answers);
+    assert_eq!(only["positions"].as_array().unwrap().len() as u64, answers["positions"].as_u64().unwrap());
     assert!(std::fs::read_to_string(plot).unwrap().contains("</svg>"));
 }
 

@@ -56,9 +56,13 @@ pub fn run(args: &EvalArgs) -> anyhow::Result<()> {
     let bar = progress::items(documents.iter().map(|document| document.positions().len()).sum(), "scoring");
     let mut positions = Vec::new();
     for document in &documents {
-        one(document, &mut *subject, reference.as_deref_mut(), &mut positions, &|count| bar.inc(count))?;
+        let others = reference.as_deref_mut();
+        one(document, args.answers_only, &mut *subject, others, &mut positions, &|count| bar.inc(count))?;
     }
     bar.finish_and_clear();
+    if positions.is_empty() {
+        bail!("the reference marks no answers; score all positions, without --answers-only");
+    }
 
     let against = match (&reference, &args.reference) {
         (Some(backend), _) => Some(backend.description()),
@@ -142,9 +146,11 @@ fn check(documents: &[Document], checkpoint: &Checkpoint) -> anyhow::Result<()> 
     }
 }
 
-/// Scores one document from an empty context.
+/// Scores one document from an empty context, or with `answers_only` those positions, which is where what is not scored
+/// goes the way of prompts.
 fn one(
     document: &Document,
+    answers_only: bool,
     subject: &mut dyn Backend,
     mut reference: Option<&mut (dyn Backend + '_)>,
     positions: &mut Vec<Position>,
@@ -154,8 +160,22 @@ fn one(
     let ours = subject.open(None)?;
     let theirs = reference.as_mut().map(|backend| backend.open(None)).transpose()?;
     let inputs = document.positions();
-    for start in (0..inputs.len()).step_by(CHUNK) {
-        let rows = start..inputs.len().min(start + CHUNK);
+    let is_answer = |index: usize| document.answers.as_ref().is_some_and(|answers| answers[index]);
+    let scored = |index: usize| !answers_only || is_answer(index);
+    let mut start = 0;
+    while start < inputs.len() {
+        let alike = (start..inputs.len()).take_while(|&index| scored(index) == scored(start));
+        if !scored(start) {
+            let tokens = &inputs[start..start + alike.count()];
+            read(subject, ours, tokens)?;
+            if let (Some(backend), Some(sequence)) = (reference.as_mut(), theirs) {
+                read(&mut **backend, sequence, tokens)?;
+            }
+            start += tokens.len();
+            done(tokens.len() as u64);
+            continue;
+        }
+        let rows = start..start + alike.take(CHUNK).count();
         let tokens = &inputs[rows.clone()];
         let logits = logits(subject, ours, tokens)?;
         let others = match (reference.as_mut(), theirs) {
@@ -178,12 +198,20 @@ fn one(
             }
             positions.push(position);
         }
+        start += tokens.len();
         done(tokens.len() as u64);
     }
     subject.close(ours);
     if let (Some(backend), Some(sequence)) = (reference, theirs) {
         backend.close(sequence);
     }
+    Ok(())
+}
+
+/// Reads tokens after which nothing is looked at.
+fn read(backend: &mut dyn Backend, sequence: SequenceId, tokens: &[u32]) -> anyhow::Result<()> {
+    let ticket = backend.extend(sequence, tokens, Want::Nothing)?;
+    backend.collect(ticket)?;
     Ok(())
 }
 
