@@ -88,7 +88,7 @@ fn what_goes_wrong_is_one_sentence_and_exit_code_1() {
         (&["plan", "--backend", "cuda", "--batch", "33"], "--batch 33"),
         (&["plan", "--backend", "cuda", "--context", "999999"], "--context 999999"),
         (&["plan", "--backend", "cuda", "--kv-cache-type", "q8"], "--backend metal"),
-        (&["plan", "--backend", "cuda", "--prefill", "5000"], "--prefill 5000"),
+        (&["plan", "--backend", "cuda", "--prefill", "9000"], "--prefill 9000"),
         (&["plan", "--backend", "metal", "--prefill", "999999"], "--prefill 999999"),
         (&["plan", "--backend", "metal", "--prefill", "50", "--context", "20"], "--context 20"),
         (&["plan", "--backend", "metal", "--dot", "/no/such/folder/out.dot"], "--dot"),

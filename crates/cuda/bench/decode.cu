@@ -223,6 +223,7 @@ static void run_step(bool batch, int R, u32 advance, const std::function<void(co
 
 #include "reference.h"
 #include "prefill.h"
+#include "attention.h"
 
 // ---- times ---------------------------------------------------------------------------------------------------------------
 
@@ -315,9 +316,15 @@ int main(int argc, char** argv) {
     else if (a == "batch") time_batches();
     else if (a == "sweep") sweep();
     else if (a == "prefill-check") check_prefills();
+    else if (a == "no-pdl") options.pdl = false;
+    else if (a == "attention-check") check_attentions();
+    else if (a == "attention-time") { time_attention(512, 0); time_attention(4096, 0); time_attention(4096, 28672); time_attention(64, 100000); }
+    else if (a == "delta-check") check_deltas();
+    else if (a == "delta-time") { for (int rows : {64, 512, 4096, 4096}) time_delta(rows); }
     else if (a == "prefill-time") time_prefill({512, 4096, 32768}, 4096);
     else if (a == "prefill-prof") { make_sequences(1, 3072, 1100); set_prompt(1024, 3072); for (int i : {0, 3}) prefill_layer(i, 1024, nullptr); CK(cudaStreamSynchronize(stream)); }
     else if (a == "prefill-long") time_prefill({131072}, 4096);
+    else if (a == "prefill-chunks") for (int most : {2048, 4096, 8192}) time_prefill({32768}, most);
     else if (a == "prefill-stages") { time_prefill_stages(512, 0); time_prefill_stages(4096, 0); time_prefill_stages(4096, 28672); }
 #ifdef STAMPS
     else if (a == "stamps") { make_sequences(1, 256, 8); set_step(1, 256); stamps(false, 1); }

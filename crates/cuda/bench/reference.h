@@ -65,9 +65,9 @@ static void check_stages(int position) {
         for (int i = 0; i < 32; ++i) { const float f = 1.0f / powf(1e7f, 2.0f * i / 64), angle = position * f; const double cs = cos((double)angle), sn = sin((double)angle), a = v[i], b = v[i + 32]; v[i] = a * cs - b * sn; v[i + 32] = b * cs + a * sn; } return v; };
       for (int h = 0; h < HEADS; ++h) { const int kv = h / 8; auto q = turned(&proj0[h * 512], qn), k1 = turned(&proj0[2 * ATTN_WIDTH + kv * 256], kn); std::vector<double> s(position + 1); double most = -1e300, total = 0;
         auto base = [&](int p) { return &pages[(p / 64) * (PAGE_BYTES / 2) + ((u64)l.ordinal * KV_HEADS + kv) * 32768]; };
-        for (int p = 0; p <= position; ++p) { double d = 0; for (int i = 0; i < 256; ++i) d += q[i] * (p == position ? k1[i] : half(base(p)[(p % 64) * 256 + i])); s[p] = d / 16; most = std::max(most, s[p]); }
+        for (int p = 0; p <= position; ++p) { double d = 0; for (int i = 0; i < 256; ++i) d += q[i] * (p == position ? k1[i] : half(base(p)[i / 64 * 4096 + p % 64 * 64 + (i / 8 % 8 ^ p % 8) * 8 + i % 8])); s[p] = d / 16; most = std::max(most, s[p]); }
         for (auto& w : s) total += w = exp(w - most);
-        for (int i = 0; i < 256; ++i) { double o = 0; for (int p = 0; p <= position; ++p) o += s[p] * (p == position ? proj0[2 * ATTN_WIDTH + KV_HEADS * 256 + kv * 256 + i] : half(base(p)[16384 + i * 64 + p % 64])); want[h * 256 + i] = o / total * sig(proj0[h * 512 + 256 + i]); } }
+        for (int i = 0; i < 256; ++i) { double o = 0; for (int p = 0; p <= position; ++p) o += s[p] * (p == position ? proj0[2 * ATTN_WIDTH + KV_HEADS * 256 + kv * 256 + i] : half(base(p)[16384 + i * 64 + (p / 8 % 8 ^ i % 8) * 8 + p % 8])); want[h * 256 + i] = o / total * sig(proj0[h * 512 + 256 + i]); } }
       compare("attn_core", got, want, 5e-4); core = got; }
     if (n == "delta_out" || n == "attn_out") { auto got = down(x, HIDDEN);
       if (look) { auto want = product(l.out.kind, 0, HIDDEN, core); for (int i = 0; i < HIDDEN; ++i) want[i] += x0[i]; compare(n, got, want, ROUNDED);

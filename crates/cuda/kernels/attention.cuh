@@ -1,4 +1,4 @@
-// What the two forms of attn_core share: how a page lies in shared memory, head norms, rotary embedding, and how the spans of a
+// What attention of decode and of prompts share: how a page lies in memory, head norms, rotary embedding, and how the spans of a
 // context come together.
 #pragma once
 #include "common.cuh"
@@ -11,6 +11,19 @@ constexpr int GROUP_HEADS = HEADS / KV_HEADS;              // eight
 constexpr float SCORE_SCALE = 0.0625f * LOG2_E;            // 1 / sqrt(256), and scores in powers of two
 
 __device__ __forceinline__ int swap(int unit, int row) { return unit ^ (row & 1) << 2; }
+
+// Where 16-byte units lie in a page, in memory as in the tensor cores' operands: rows of 128 bytes, whose units are swapped by the three
+// lowest bits of the row's number. Keys are four blocks of 64 dims, in each a row for a position; a row of values is a dim.
+constexpr int LINE_BYTES = 128, LINE_UNITS = LINE_BYTES / 16, KEY_BLOCK_BYTES = PAGE_TOKENS * LINE_BYTES;
+__device__ __forceinline__ int line_unit(int unit, int row) { return unit ^ row % LINE_UNITS; }
+// Of a position's key, the dims `8 unit ..`.
+__device__ __forceinline__ int key_place(int slot, int unit) {
+  return unit / LINE_UNITS * KEY_BLOCK_BYTES + slot * LINE_BYTES + line_unit(unit % LINE_UNITS, slot) * 16;
+}
+// Of a dim's values, the position `slot`.
+__device__ __forceinline__ int value_place(int dim, int slot) {
+  return PART_BYTES + dim * LINE_BYTES + line_unit(slot / 8, dim) * 16 + slot % 8 * 2;
+}
 
 // Keys and values of one KV head in a page of the table at `pages`.
 __device__ __forceinline__ u8* page_of(u64 pages, int page, u32 ordinal, int kv_head) {
@@ -72,18 +85,20 @@ __device__ __forceinline__ uint4 new_key(const float* in, const float (&weight)[
   return pack8(v);
 }
 
-// Asks for a page as it lies in memory, 16-byte units swapped by the lowest bit of their row, by all THREADS threads.
+// Asks for a page, by all THREADS threads; in shared memory keys are rows of ROW_BYTES, and 16-byte units are swapped by the lowest bit of
+// their row alone.
 template <int THREADS> __device__ __forceinline__ void fetch_page(u32 to, const u8* from, int thread) {
-#pragma unroll 4
-  for (int i = thread; i < PART_BYTES / 16; i += THREADS) {
-    const int row = i / (ROW_BYTES / 16), unit = i % (ROW_BYTES / 16);
-    copy16(to + row * ROW_BYTES + swap(unit, row) * 16, from + i * 16);
-  }
-#pragma unroll 4
-  for (int i = thread; i < PART_BYTES / 16; i += THREADS) {
-    const int row = i / (VALUE_ROW_BYTES / 16), unit = i % (VALUE_ROW_BYTES / 16);
-    copy16(to + PART_BYTES + row * VALUE_ROW_BYTES + swap(unit, row) * 16, from + PART_BYTES + i * 16);
-  }
+  // A thread's rows are a multiple of eight apart, so that its units are swapped alike.
+  constexpr int LINES = THREADS / LINE_UNITS;
+  static_assert(LINES % LINE_UNITS == 0 && PAGE_TOKENS % LINES == 0, "whole steps");
+  const int row = thread / LINE_UNITS, unit = swap(line_unit(thread % LINE_UNITS, row), row);
+  from += thread * 16;
+  const u32 keys = to + row * ROW_BYTES + unit * 16, values = to + PART_BYTES + row * LINE_BYTES + unit * 16;
+#pragma unroll
+  for (int i = 0; i < PART_BYTES / LINE_BYTES; i += LINES)
+    copy16(keys + i % PAGE_TOKENS * ROW_BYTES + i / PAGE_TOKENS * LINE_BYTES, from + i * LINE_BYTES);
+#pragma unroll
+  for (int i = 0; i < PART_BYTES / LINE_BYTES; i += LINES) copy16(values + i * LINE_BYTES, from + PART_BYTES + i * LINE_BYTES);
 }
 
 // What the spans seen so far and the next one count for when they are added: the next one's largest score moves the common one.

@@ -7,10 +7,9 @@
 // Reached: 4.5 us at 256 positions (bytes need 0.1), 4 TB/s at 128K; attn_merge 2.2 us.
 //
 // A page is multiplied on the tensor cores: scores are Q K^T with the eight queries as the first rows of 16, then W V. Queries and
-// weights are f16, as keys and values are. Keys lie in shared memory as in the page and values transposed, so both are right
-// operands as they are; the order of positions in a tile is chosen so that a lane's scores are the left operand of the second
-// product without a shuffle. 16-byte units are swapped by the lowest bit of their row, which keeps the eight lanes of a phase on
-// different banks. attn_core_prefill adds in the same order.
+// weights are f16, as keys and values are. Keys lie in shared memory in rows and values transposed, so both are right operands as
+// they are; the order of positions in a tile is chosen so that a lane's scores are the left operand of the second product without
+// a shuffle. 16-byte units are swapped by the lowest bit of their row, which keeps the eight lanes of a phase on different banks.
 #include "attention.cuh"
 
 constexpr int THREADS = 128;
@@ -66,14 +65,14 @@ __device__ __forceinline__ void attend(const Step* step, const float* proj, cons
     u8* page = page_of(step->pages[segment], pages - 1, ordinal, kv_head);
     if (warp == 3) {
       key = new_key(in, k_weight, turns, kv_head, lane);
-      *(uint4*)(page + slot * ROW_BYTES + lane * 16) = key;
+      *(uint4*)(page + key_place(slot, lane)) = key;
     }
     const float* v = in + FIRST_VALUE + kv_head * HEAD_DIM;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int dim = thread + i * THREADS;
       value[i] = to_f16(v[dim]);
-      ((u16*)(page + PART_BYTES))[dim * PAGE_TOKENS + slot] = value[i];
+      *(u16*)(page + value_place(dim, slot)) = value[i];
     }
   }
 
@@ -193,9 +192,9 @@ extern "C" __global__ void __launch_bounds__(HEAD_DIM)
   load_head(k_norm, lane, weight);
   wait_predecessors();
   const float* in = proj + (u64)row * ATTN_STRIDE;
-  if (threadIdx.x < 32) *(uint4*)(page + slot * ROW_BYTES + lane * 16) = new_key(in, weight, turns, kv_head, lane);
+  if (threadIdx.x < 32) *(uint4*)(page + key_place(slot, lane)) = new_key(in, weight, turns, kv_head, lane);
   const float value = in[FIRST_VALUE + kv_head * HEAD_DIM + threadIdx.x];
-  ((u16*)(page + PART_BYTES))[threadIdx.x * PAGE_TOKENS + slot] = to_f16(value);
+  *(u16*)(page + value_place(threadIdx.x, slot)) = to_f16(value);
 }
 
 // attn_merge: the spans of one query head of one row together, times the sigmoid of the gate; grid (heads, rows), a thread a dim.

@@ -75,7 +75,7 @@ __device__ __forceinline__ u32 choose(const float* logits, int lane, ChoiceRoom&
   return chosen.y;
 }
 
-// Chooses and writes the record, its tag last. Shares are the softmax over the chosen: what scaling them to sum to one leaves.
+// Writes the record. Shares are the softmax over the chosen: what scaling them to sum to one leaves.
 __device__ __forceinline__ void write_choice(const float* logits, u32* choice, int lane, u32 id, float logit) {
   const float largest = __shfl_sync(~0u, logit, 0);
   const float e = lane < TOP_K ? __expf(logit - largest) : 0.0f;
@@ -85,13 +85,18 @@ __device__ __forceinline__ void write_choice(const float* logits, u32* choice, i
     choice[CHOICE_SHARES + lane] = __float_as_uint(__fdividef(e, total));
   }
   if (lane == 0) choice[CHOICE_SHARED] = __float_as_uint(sigmoid(logits[EXPERTS]));
+}
+// Says that the record is there, to kernels that look at it before this one is done.
+__device__ __forceinline__ void tag_choice(u32* choice, int lane) {
   __threadfence();
   __syncwarp();
   if (lane == 0) store_release(choice + CHOICE_TAG, 1);
 }
+// Chooses, writes the record and tags it.
 __device__ __forceinline__ u32 publish(const float* logits, u32* choice, int lane, ChoiceRoom& room) {
   float logit;
   const u32 id = choose(logits, lane, room, logit);
   write_choice(logits, choice, lane, id, logit);
+  tag_choice(choice, lane);
   return id;
 }

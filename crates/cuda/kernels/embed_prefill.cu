@@ -5,7 +5,6 @@
 
 LAUNCH_PLANNED(embed_prefill, 256, 0)
 extern "C" __global__ void __launch_bounds__(256) embed_prefill(const Prompt* prompt, const u32* words, const u32* pairs, float* x) {
-  begin();
   const u32 row = blockIdx.x;
   if (row >= prompt->rows) return;
   const u32 token = min(((const u32*)(prompt + 1))[row], (u32)VOCAB - 1);

@@ -50,7 +50,10 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
     const u32 expert = __shfl_sync(~0u, id, tile / UP_TILES);
     if (lane < count) experts[lane] = expert;
     if (lane < min(count, AT_ONCE)) bulk_copy(shared_address(shared) + lane * TILE_BYTES, up + ((u64)expert * UP_TILES + tile % UP_TILES) * TILE_BYTES, TILE_BYTES, barriers + lane * 8);
-    if (blockIdx.x == 0) write_choice(logits, choice, lane, id, logit);
+    if (blockIdx.x == 0) {
+      write_choice(logits, choice, lane, id, logit);
+      tag_choice(choice, lane);
+    }
   }
   OneRow x;
   if (works) x.set(*(const uint4*)(packed + chunk * PLANES + lane * 16), ((const float2*)(packed + PACKED_FACTORS))[chunk * 4 + lane % 4], lane);

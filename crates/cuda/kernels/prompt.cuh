@@ -12,21 +12,24 @@ struct Prompt {
 };
 static_assert(sizeof(Prompt) == 32, "the host writes these bytes");
 
-// A row of activations rounded for quantized products, of `chunks` times 256 inputs: planes, factors, and what the sums are
-// multiplied with. `packed` of decode's moe_route is the same for HIDDEN inputs.
-__host__ __device__ constexpr int rounded_bytes(int chunks) { return chunks * (512 + 32) + 16; }
+// Rows of activations that meet quantized weights ("operands") are f16 and lie as the tensor cores look for them in shared memory:
+// [groups of 64 inputs][rows, a multiple of eight][128 bytes], the 16-byte units of a row swapped by the row's number (Hopper's swizzle
+// of 128 bytes). So the copy engine brings a group of many rows in one piece.
+// Within a group, unit 4 h + i of a row has of each t < 4 the inputs 16 t + 8 h + {i, i + 4}: the order in which weights are unpacked.
+constexpr int EIGHT = 8, GROUP_BYTES = GROUP * 2, CHUNK_GROUPS = CHUNK / GROUP;
+__host__ __device__ constexpr u32 eights(u32 rows) { return (rows + EIGHT - 1) / EIGHT * EIGHT; }
+// Bytes from a group to the next, of the rows of a pass and of all places for slots.
+__host__ __device__ constexpr u32 group_bytes(u32 rows) { return eights(rows) * GROUP_BYTES; }
 constexpr int HIDDEN_PARTS = ceil_div(HIDDEN, CHUNK), EXPERT_PARTS = ceil_div(EXPERT_WIDTH, CHUNK);
 constexpr int VALUE_PARTS = ceil_div(VALUE_WIDTH, CHUNK), ATTN_PARTS = ceil_div(ATTN_WIDTH, CHUNK);
 
-// Rows of experts: a slot is 9 row + place among the row's experts, the shared one last. moe_route sorts slots by expert and
-// leaves runs of at most GEMM_TOKENS slots of one expert: how many, then {expert, first sorted slot, slots, -} of each.
+// Rows of experts: a slot is 9 row + place among the row's experts, the shared one last. moe_route gives each slot a place, sorted by
+// expert, an expert's first at a multiple of eight, the shared expert's last; and leaves runs of at most RUN_TOKENS places of one expert: how
+// many, then {expert, first place, places, for the shared one its first row} of each.
 constexpr int RUN_WORDS = 4;
+// Places that there may be, an expert's last eight partly filled.
+__host__ __device__ constexpr u32 places_of(u32 rows) { return rows * TOP_K + EIGHT * EXPERTS + eights(rows); }
 
-// Kernels of a prompt start when the one before them is done.
-__device__ __forceinline__ void begin() {
-  launch_dependents();
-  wait_predecessors();
-}
 // As LAUNCH; `rows` is what a block takes of what the plan counts along y. Where `blocks` is 0, x is the plan's to say.
 #define LAUNCH_ROWS(kernel, blocks, threads, shared, rows) LAUNCH_GROUPS(kernel, blocks, threads, shared, rows)
 #define LAUNCH_PLANNED(kernel, threads, shared) LAUNCH_ROWS(kernel, 0, threads, shared, 1)

@@ -21,8 +21,8 @@ constexpr int PACKED_INVERSE = PACKED_FACTORS + HIDDEN_CHUNKS * FACTORS;
 constexpr int PACKED_BYTES = PACKED_INVERSE + 16;
 
 // The 8 inputs of each lane (`8 lane ..` of a chunk) as integers: q = rint(x / scale), the scale a power of two such that the largest of
-// eight lanes' 64 inputs becomes 1024 to 2048. Eleven bits and a sign are what f16 holds exactly (gemm_wgmma.cuh), and a power of
-// two can be multiplied into anything without rounding it.
+// eight lanes' 64 inputs becomes 1024 to 2048. Eleven bits and a sign are what f16 has, which is what prompts round theirs to
+// (gemm.cuh), and a power of two can be multiplied into anything without rounding it.
 constexpr u32 EXPONENT = 0x7f800000u, EXPONENT_ONE = 0x00800000u;
 constexpr u32 ROUNDED_BITS = 10;  // of the largest, below its first
 struct Rounded {

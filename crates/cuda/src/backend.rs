@@ -6,9 +6,10 @@
 //! that it begins with lies on the card by then. What a step reads and writes in the host's memory is a slot of its
 //! own until it is collected.
 //!
-//! A prompt goes through programs of its own, thousands of tokens a pass; its last token, and what is too short for
-//! them, through the kernels of decode, [`MAX_ROWS`] tokens a step. Both compute the same bits for a token, whatever it
-//! shares a pass with, so they do not depend on how a prompt is cut.
+//! A prompt goes through programs of its own, thousands of tokens a pass, however short a piece of it comes; its last
+//! token, or every one whose logits are wanted, through the kernels of decode, [`MAX_ROWS`] tokens a step. Within either
+//! a token's bits do not depend on what shares a pass with it, but they are not the other's; and a prompt has the same
+//! bits as a whole one where it is cut at multiples of 64 positions (the DeltaNet's chunks).
 
 mod turns;
 
@@ -82,8 +83,6 @@ struct Slot {
     logits: Option<Pinned>,
 }
 
-/// Tokens of a prompt from which on it goes through its own program: fewer are done sooner by steps of decode.
-const FEWEST: usize = 48;
 /// Bytes of a slot before the sampled tokens.
 const TOKENS_AT: usize = StepLayout::BYTES;
 const SLOT_BYTES: usize = TOKENS_AT + MAX_ROWS * size_of::<u32>();
@@ -319,7 +318,7 @@ impl CudaBackend {
         // The row that wants more than to advance the state goes through decode.
         let kept = usize::from(want != Want::Nothing);
         let most = if all_logits { 0 } else { self.programs.prompt_rows() };
-        while most > 0 && tokens.len() >= kept + FEWEST {
+        while most > 0 && tokens.len() > kept {
             let (part, rest) = tokens.split_at((tokens.len() - kept).min(most));
             slots.push(self.enqueue_prompt(id, part)?);
             tokens = rest;
@@ -433,7 +432,7 @@ impl Backend for CudaBackend {
 
     /// As many as one pass takes; while streams run, what a card reads in a few hundredths of a second.
     fn prefill_chunks(&self) -> PrefillChunks {
-        const BUSY: usize = 512;
+        const BUSY: usize = 1024;
         let alone = self.programs.prompt_rows().max(BUSY);
         PrefillChunks { alone, busy: BUSY }
     }

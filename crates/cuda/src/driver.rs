@@ -617,7 +617,8 @@ impl Kernel {
         unsafe { driver!(cuFuncSetAttribute(self.function, attribute, bytes as c_int)) }
     }
 
-    /// Launches it on the main stream.
+    /// Launches it on the main stream. With `early` its blocks may come onto the card before the kernel before it is
+    /// done, where the card can do that; the kernel then waits itself.
     ///
     /// # Safety
     /// `arguments` must be as many as the kernel has parameters, each a pointer to a value of that parameter's
@@ -629,6 +630,7 @@ impl Kernel {
         grid: [u32; 3],
         threads: u32,
         shared_bytes: u32,
+        early: bool,
         arguments: &mut [*mut c_void],
     ) -> Result<(), CudaError> {
         let mut attribute = sys::CUlaunchAttribute {
@@ -646,7 +648,7 @@ impl Kernel {
             sharedMemBytes: shared_bytes,
             hStream: gpu.stream,
             attrs: &mut attribute,
-            numAttrs: u32::from(gpu.has_dependent_launch()),
+            numAttrs: u32::from(early && gpu.has_dependent_launch()),
         };
         // SAFETY: the configuration is complete and its pointers live; the rest is the caller's promise.
         unsafe { driver!(cuLaunchKernelEx(&config, self.function, arguments.as_mut_ptr(), ptr::null_mut())) }

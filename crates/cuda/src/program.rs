@@ -44,7 +44,7 @@ pub fn plans(weights: &Weights, target: Target) -> Vec<(Shape, Plan)> {
 }
 
 /// How many tokens the programs of prompts take at the most; a prompt is cut into pieces of the last one's.
-pub const PROMPT_ROWS: [usize; 7] = [64, 128, 256, 512, 1024, 2048, cuda::MOST_ROWS];
+pub const PROMPT_ROWS: [usize; 8] = [64, 128, 256, 512, 1024, 2048, 4096, cuda::MOST_ROWS];
 
 /// The plans of prompts, the longer ones left out whose kernels would hand each other more than `room` bytes.
 pub fn prompt_plans(weights: &Weights, room: u64) -> Vec<(Shape, Plan)> {
@@ -127,11 +127,17 @@ impl Programs {
             modules,
             _memory: memory,
         };
-        let capture = |(_, plan): &(Shape, Plan)| {
-            gpu.capture(|gpu| plan.dispatches.iter().try_for_each(|d| programs.launch(gpu, plan, d)))
+        let capture = |plans: &[(Shape, Plan)], early: bool| {
+            let graph = |(_, plan): &(Shape, Plan)| {
+                gpu.capture(|gpu| {
+                    plan.dispatches.iter().try_for_each(|d| programs.launch(gpu, plan, d, early))
+                })
+            };
+            plans.iter().map(graph).collect::<Result<Vec<_>, CudaError>>()
         };
-        let graphs = programs.plans.iter().map(capture).collect::<Result<_, CudaError>>()?;
-        let prompt_graphs = programs.prompt_plans.iter().map(capture).collect::<Result<_, CudaError>>()?;
+        let graphs = capture(&programs.plans, true)?;
+        // A prompt's kernels fill the card, and what comes early stands in their way: 12 % of 4,096 tokens.
+        let prompt_graphs = capture(&programs.prompt_plans, false)?;
         (programs.graphs, programs.prompt_graphs) = (graphs, prompt_graphs);
         Ok(programs)
     }
@@ -173,8 +179,8 @@ impl Programs {
         module.map(|(_, module)| module).ok_or_else(|| missing(name))
     }
 
-    /// Launches one dispatch of a plan on the main stream.
-    pub fn launch(&self, gpu: &Gpu, plan: &Plan, dispatch: &Dispatch) -> Result<(), CudaError> {
+    /// Launches one dispatch of a plan on the main stream; `early` as for [`Kernel::launch`].
+    pub fn launch(&self, gpu: &Gpu, plan: &Plan, dispatch: &Dispatch, early: bool) -> Result<(), CudaError> {
         let mut addresses = Vec::with_capacity(dispatch.args.len());
         for arg in &dispatch.args {
             addresses.push(match *arg {
@@ -191,7 +197,9 @@ impl Programs {
         let kernel = self.kernels.get(dispatch.kernel).ok_or_else(|| missing(dispatch.kernel))?;
         // SAFETY: the plan's arguments are the kernel's parameters in their order, and its ranges stay within the
         // buffers, which live as long as `self`.
-        unsafe { kernel.launch(gpu, dispatch.grid, dispatch.threads, dispatch.shared_bytes, &mut arguments) }
+        unsafe {
+            kernel.launch(gpu, dispatch.grid, dispatch.threads, dispatch.shared_bytes, early, &mut arguments)
+        }
     }
 }
 

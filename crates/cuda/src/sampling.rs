@@ -158,7 +158,7 @@ impl Sampling {
                 arguments.iter_mut().map(|argument| (&raw mut *argument).cast()).collect();
             // SAFETY: the kernels take these addresses; recipes and the pass's buffers live until the stream has
             // come past the launch.
-            unsafe { launch.kernel.launch(&self.gpu, grid, launch.threads, 0, &mut pointers) }
+            unsafe { launch.kernel.launch(&self.gpu, grid, launch.threads, 0, true, &mut pointers) }
         };
         if any(|recipe| recipe.adjusts) {
             launch(&self.adjust, vec![step, table, shared, logits])?;

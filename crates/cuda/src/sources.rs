@@ -10,12 +10,15 @@ use lily_model::geometry::Geometry;
 use crate::error::CudaError;
 
 /// What the kernels include.
-pub const HEADERS: [(&str, &str); 9] = [
+pub const HEADERS: [(&str, &str); 12] = [
     ("common.cuh", include_str!("../kernels/common.cuh")),
     ("tiles.cuh", include_str!("../kernels/tiles.cuh")),
     ("choice.cuh", include_str!("../kernels/choice.cuh")),
     ("delta.cuh", include_str!("../kernels/delta.cuh")),
+    ("delta_chunk.cuh", include_str!("../kernels/delta_chunk.cuh")),
     ("attention.cuh", include_str!("../kernels/attention.cuh")),
+    ("attn_mma.cuh", include_str!("../kernels/attn_mma.cuh")),
+    ("attn_wgmma.cuh", include_str!("../kernels/attn_wgmma.cuh")),
     ("prompt.cuh", include_str!("../kernels/prompt.cuh")),
     ("gemm.cuh", include_str!("../kernels/gemm.cuh")),
     ("gemm_mma.cuh", include_str!("../kernels/gemm_mma.cuh")),

@@ -9,9 +9,12 @@
 //!
 //! # What a new backend owes
 //!
-//! - **The same bits.** The state of a sequence after some tokens is a function of those tokens alone: not of
+//! - **The same state.** The state of a sequence after some tokens is a function of those tokens alone: not of
 //!   how they were cut into calls, of what shared a step, or of whether the way began at a snapshot. The prefix
-//!   cache, preemption and the disk tier rest on it.
+//!   cache, preemption and the disk tier rest on it. What shares a step changes no bit, on any backend. The CPU gives a
+//!   token the same bits in every way; the GPUs read prompts with other kernels than they decode with, and CUDA's cut them
+//!   into chunks of 64 positions, so that a token differs in last bits between the two and where a prompt is cut off
+//!   that grid.
 //! - **Keys and values in pages** that sequences and snapshots share. A full page is never written again; one
 //!   that is partly filled and shared is copied before it is written. So [`Backend::open`] and
 //!   [`Backend::snapshot`] cost a copy of the recurrent state, whatever the length.

@@ -68,7 +68,8 @@ fn thousands_of_tokens_hand_each_other_less_than_a_gigabyte() {
     };
     for (target, rows, most) in [
         (Target::HOPPER, 4096, 1_000_000_000),
-        (Target::HOPPER, 64, 17_000_000),
+        // Of which 52 MB are room for spans of a long context, and 21 MB for places that experts leave empty.
+        (Target::HOPPER, 64, 90_000_000),
         (Target::APPLE_MAX, 2048, 500_000_000),
         (Target::APPLE_MAX, 32, 50_000_000),
     ] {

@@ -19,7 +19,7 @@ const TOKENS: usize = 64;
 const RECALLS: usize = 10;
 const RECALL_TOKENS: usize = 32;
 /// What the whole demo's logits may differ from plain f32.
-const LOGITS: f32 = 2e-2;
+pub const LOGITS: f32 = 2e-2;
 /// The families that the prompts come from, one prompt of each.
 const FAMILIES: [&str; PROMPTS] =
     ["sum", "repeat", "reverse", "sort", "count", "json", "story", "thinking", "tool_answer", "multi_turn"];

@@ -18,6 +18,14 @@ use lily_model::geometry::{Geometry, LayerKind};
 
 /// Context that a sequence has room for.
 const CONTEXT: usize = 1024;
+/// Numbers of a line of a page, and of one of its units.
+const LINE: usize = 64;
+const UNIT: usize = 8;
+
+/// Where in its line the number at `column` lies: units are swapped by the line's number.
+fn swapped(column: usize, line: usize) -> usize {
+    ((column / UNIT) ^ (line % (LINE / UNIT))) * UNIT + column % UNIT
+}
 
 /// A sequence's part in the traced pass.
 pub struct Part {
@@ -113,7 +121,7 @@ impl<'a> Card<'a> {
 
     /// Runs one dispatch. An error names it, which an error of a whole pass cannot.
     pub fn launch(&self, plan: &Plan, dispatch: &Dispatch) -> Result<(), BackendError> {
-        let launched = self.programs.launch(self.gpu, plan, dispatch);
+        let launched = self.programs.launch(self.gpu, plan, dispatch, true);
         launched.and_then(|()| self.gpu.synchronize()).map_err(|error| {
             let Dispatch { kernel, layer, grid, threads, shared_bytes, .. } = dispatch;
             let shape = format!("grid {grid:?}, {threads} threads, {shared_bytes} bytes shared");
@@ -177,7 +185,7 @@ impl<'a> Card<'a> {
             .collect()
     }
 
-    /// A layer's cache of a part, with what the pass wrote.
+    /// A layer's cache of a part, with what the pass wrote. How a page lies in memory: `kernels/README.md`, "KV page".
     pub fn cache(&self, part: &Part, index: usize) -> Result<Cache, BackendError> {
         let (kv_heads, dim) = (self.geometry.attention.kv_heads, self.geometry.attention.head_dim);
         let pages = (part.position + part.tokens.len()).div_ceil(PAGE_TOKENS);
@@ -197,11 +205,13 @@ impl<'a> Card<'a> {
             for (head, stored) in stored.chunks_exact(2 * half).enumerate() {
                 let (keys, values) = stored.split_at(half);
                 let at = (head * positions + page * PAGE_TOKENS) * dim;
-                cache.keys[at..at + half].copy_from_slice(keys);
                 for position in 0..PAGE_TOKENS {
                     for element in 0..dim {
                         let to = at + position * dim + element;
-                        cache.values[to] = values[element * PAGE_TOKENS + position];
+                        let (block, column) = (element / LINE, element % LINE);
+                        cache.keys[to] =
+                            keys[(block * PAGE_TOKENS + position) * LINE + swapped(column, position)];
+                        cache.values[to] = values[element * PAGE_TOKENS + swapped(position, element)];
                     }
                 }
             }

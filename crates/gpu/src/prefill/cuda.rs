@@ -1,11 +1,13 @@
 //! Prefill on CUDA.
 //!
-//! A token gets the same bits here as in a decode step, so a prompt can be cut anywhere, and its ends can go through the
-//! other program. There is no head: the last token of a prompt, whose logits are wanted, goes through decode.
+//! A token's results do not depend on the tokens beside it, so a prompt can be cut into passes; cut at multiples of
+//! [`DELTA_ROWS`] positions, it has the same bits however it is cut. They are not decode's bits: weights are rounded to
+//! f16 here, next to the tensor cores, and whole rows added there. There is no head: the last token of a prompt, whose
+//! logits are wanted, goes through decode.
 //!
-//! Activations that meet quantized weights are rounded by a kernel before the product, once for all of its blocks
-//! ("packed"). A kernel's module says how many rows a block takes along y, and how many blocks there are along x where that
-//! depends on the model alone.
+//! Activations that meet quantized weights are written as f16 by the kernel before the product, as the tensor cores
+//! want them ("operands"): eight rows stand together. A kernel's module says how many rows a block takes along y, and how
+//! many blocks there are along x where that depends on the model alone.
 
 use lily_model::cost::used_experts;
 use lily_model::geometry::{Geometry, LayerKind};
@@ -17,23 +19,34 @@ use crate::packing::{self, BF16, Group};
 use crate::plan::{BufferId, Mode, Plan, Recorder, Recording, Role};
 use crate::prompt::PromptLayout;
 use crate::stage::Stage;
-use crate::target::{ACTIVATION_CHUNK_BYTES, CHUNK_INPUTS, Launch, TILE_ROWS};
+use crate::target::{CHUNK_INPUTS, Launch, TILE_ROWS};
 use crate::workspace::{F32, U32};
 
 /// The most tokens that a pass takes.
-pub const MOST_ROWS: usize = 4096;
+pub const MOST_ROWS: usize = 8192;
 /// Tiles of a matrix that a block of a product takes.
 pub const BLOCK_TILES: usize = 8;
-/// The most rows that a block of a product takes; an expert's last block has fewer.
-const MOST_BLOCK_ROWS: usize = 64;
+/// The least that a run of an expert's rows may be limited to, and the most that it may have: cards differ.
+const RUN_ROWS: std::ops::RangeInclusive<usize> = 64..=160;
 /// Tokens that a block chooses experts for, and that a block sorts.
 pub const SELECT_ROWS: usize = 8;
 /// See [`SELECT_ROWS`].
 pub const SORT_ROWS: usize = 128;
-/// The most positions that a block of attention takes.
-const ATTENTION_ROWS: usize = 8;
-/// Bytes of a packed row beside its chunks.
-const PACKED_ROW_BYTES: usize = 16;
+/// Positions of a group, of which attention takes the query heads of a KV head together. Groups begin at multiples of it, so that the
+/// first and the last may have fewer.
+const ATTENTION_ROWS: usize = 16;
+/// A long context is cut into spans. How many results of spans attention may leave before they are joined, each of a group and a KV head.
+const PARTIALS: usize = 384;
+/// Bytes of one: 256 threads with 128 sums and four numbers more.
+const PARTIAL_BYTES: usize = 256 * (128 + 4) * 4;
+/// Rows of operands that stand together; an expert's first is a multiple of it.
+const EIGHT: usize = 8;
+/// Bytes of an f16.
+const F16: u64 = 2;
+/// Tokens that the recurrence takes at once; where such a chunk begins is counted from the sequence's first token.
+const DELTA_ROWS: usize = 64;
+/// Rows and columns of a block of a matrix of halves for the tensor cores.
+const BLOCK: usize = 16;
 /// Words of a row's choice of experts, and of a run of slots of one expert.
 const CHOICE_WORDS: usize = 32;
 const RUN_WORDS: usize = 4;
@@ -41,9 +54,20 @@ const RUN_WORDS: usize = 4;
 /// Threads that a plan says before a module does.
 const THREADS: u32 = 256;
 
-/// Bytes of a row of `inputs` inputs, rounded.
-fn packed_bytes(inputs: usize) -> u64 {
-    (inputs.div_ceil(CHUNK_INPUTS) * ACTIVATION_CHUNK_BYTES + PACKED_ROW_BYTES) as u64
+/// Bytes of a row of `inputs` inputs as operands.
+fn operand_bytes(inputs: usize) -> u64 {
+    inputs.next_multiple_of(CHUNK_INPUTS) as u64 * F16
+}
+
+/// What a chunk of the recurrence keeps of a key head: its keys as two halves each, its queries as one.
+fn key_head_bytes(key_dim: usize) -> usize {
+    3 * DELTA_ROWS * key_dim * F16 as usize
+}
+
+/// What a chunk keeps of a value head: three triangles in blocks of halves (two are one matrix), and two numbers of each token.
+fn value_head_bytes() -> usize {
+    let blocks = DELTA_ROWS / BLOCK;
+    3 * blocks * (blocks + 1) / 2 * BLOCK * BLOCK * F16 as usize + 2 * DELTA_ROWS * F32 as usize
 }
 
 /// Records the prefill of at most `shape.rows` tokens of one sequence, which has `shape.context` positions then.
@@ -68,16 +92,14 @@ struct Workspace {
     x: BufferId,
     /// `[rows, projections of the layer]`, each row a whole number of tiles.
     projected: BufferId,
-    /// Queries, keys and values after the convolution, `[rows, conv_channels]`.
-    convolved: BufferId,
-    /// Of each query, what scales it to its length: `[rows, key_heads]`.
-    scales: BufferId,
-    /// Decay and write strength, `[rows, value_heads, 2]`.
-    gates: BufferId,
+    /// Halves, for each chunk of [`DELTA_ROWS`] tokens and each key head: see [`key_head_bytes`].
+    delta_keys: BufferId,
+    /// For each chunk and each value head: see [`value_head_bytes`].
+    delta_heads: BufferId,
     /// What the mixers leave, `[rows, width]`.
     mixed: BufferId,
-    /// Rounded rows of the projections' inputs.
-    packed: BufferId,
+    /// The projections' inputs.
+    operands: BufferId,
     /// Router logits and the shared expert's, `[rows, experts + 1]` in whole tiles.
     router: BufferId,
     /// u32 `[rows, CHOICE_WORDS]`.
@@ -86,16 +108,21 @@ struct Workspace {
     counts: BufferId,
     /// u32 `[rows, top_k]`: which of its expert's tokens a row is.
     places: BufferId,
-    /// u32 `[rows * (top_k + 1)]`: slots, sorted by expert.
-    sorted: BufferId,
+    /// u32 `[rows, top_k + 1]`: the place of a slot, sorted by expert.
+    positions: BufferId,
     /// u32: how many runs, then [`RUN_WORDS`] of each.
     runs: BufferId,
-    /// `[rows, top_k + 1, expert_width]`, the shared expert last.
+    /// Operands of the experts, by place; the shared expert's are the rows' own.
+    gathered: BufferId,
+    /// Operands of the down projections, by place.
     inner: BufferId,
-    /// The same, rounded.
-    packed_inner: BufferId,
-    /// `[rows, top_k + 1, hidden]`.
+    /// f16 `[places, hidden]`.
     products: BufferId,
+    /// Queries of attention, normed and turned, in f16: groups of positions, each `[kv_heads]` of a group's rows.
+    queries: BufferId,
+    /// What attention leaves of spans of a long context; how many of a group's have been left, zero before and after.
+    partials: BufferId,
+    arrived: BufferId,
     recurrent: BufferId,
     tails: BufferId,
     kv: BufferId,
@@ -127,22 +154,36 @@ impl<'a> Pass<'a> {
         let mixed = width.max(delta.value_width());
         let x = of("x", f32(*hidden));
         let projected = of("projected", f32(projected));
-        let convolved = of("convolved", f32(delta.conv_channels()));
-        let scales = of("query_scales", f32(delta.key_heads));
-        let gates = of("gates", f32(2 * delta.value_heads));
-        let packed = of("packed", packed_bytes(mixed.max(*hidden)));
         let mixed = of("mixed", f32(mixed));
         let router = of("router", f32(tiled(moe.experts + 1)));
         let choice = of("choice", CHOICE_WORDS as u64 * U32);
         let places = of("places", moe.top_k as u64 * U32);
-        let sorted = of("sorted", slots as u64 * U32);
-        let inner = of("inner", f32(slots * moe.expert_width));
-        let packed_inner = of("packed_inner", slots as u64 * packed_bytes(moe.expert_width));
-        let products = of("products", f32(slots * hidden));
-        // A block may take half as many rows as the most, on cards with less shared memory.
-        let runs = 1 + (shape.rows * slots).div_ceil(MOST_BLOCK_ROWS / 2) + moe.experts + 1;
+        let positions = of("positions", slots as u64 * U32);
+        let rows_together = shape.rows.next_multiple_of(EIGHT);
+        let width_of_operands = width.max(delta.value_width()).max(*hidden);
+        let operands = rows_together as u64 * operand_bytes(width_of_operands);
+        let operands = recorder.buffer("operands", Role::Activations, operands);
+        // An expert's last eight may be partly filled.
+        let room = (shape.rows * moe.top_k + moe.experts * EIGHT + rows_together) as u64;
+        let mut by_place = |name: &str, bytes: u64| recorder.buffer(name, Role::Activations, room * bytes);
+        let gathered = by_place("gathered", operand_bytes(*hidden));
+        let inner = by_place("inner", operand_bytes(moe.expert_width));
+        let products = by_place("products", *hidden as u64 * F16);
+        let runs = 1 + (shape.rows * slots).div_ceil(*RUN_ROWS.start()) + moe.experts + 1;
+        let groups = shape.rows / ATTENTION_ROWS + 2;
+        let group_queries = ATTENTION_ROWS * attention.heads * attention.head_dim;
+        let queries = recorder.buffer("queries", Role::Activations, (groups * group_queries) as u64 * F16);
+        let partials = recorder.buffer("partials", Role::Activations, (PARTIALS * PARTIAL_BYTES) as u64);
+        let arrived = recorder.buffer("arrived", Role::Activations, PARTIALS as u64 * U32);
         let runs = recorder.buffer("runs", Role::Activations, (runs * RUN_WORDS) as u64 * U32);
         let counts = recorder.buffer("counts", Role::Activations, moe.experts as u64 * U32);
+        // A pass of whole chunks that begins within one has one more.
+        let chunks = (shape.rows.div_ceil(DELTA_ROWS) + 1) as u64;
+        let mut of = |name: &str, bytes_a_chunk: usize| {
+            recorder.buffer(name, Role::Activations, chunks * bytes_a_chunk as u64)
+        };
+        let delta_keys = of("delta_keys", delta.key_heads * key_head_bytes(delta.key_dim));
+        let delta_heads = of("delta_heads", delta.value_heads * value_head_bytes());
         let prompt = recorder.buffer("prompt", Role::Step, PromptLayout::bytes(shape.rows) as u64);
         let (state, kv) = (StateLayout::new(geometry), KvLayout::new(geometry, KvFormat::F16));
         let delta_layers = geometry.count(LayerKind::Delta);
@@ -157,20 +198,22 @@ impl<'a> Pass<'a> {
             prompt,
             x,
             projected,
-            convolved,
-            scales,
-            gates,
+            delta_keys,
+            delta_heads,
             mixed,
-            packed,
+            operands,
             router,
             choice,
             counts,
             places,
-            sorted,
+            positions,
             runs,
+            gathered,
             inner,
-            packed_inner,
             products,
+            queries,
+            partials,
+            arrived,
             recurrent,
             tails,
             kv,
@@ -210,28 +253,35 @@ impl<'a> Pass<'a> {
             .end();
     }
 
-    /// The norm before a projection, rounded.
+    /// The norm before a layer's first projection, which only the first layer has not from the layer before it.
+    fn first_norm(&mut self, stage: Stage, index: usize, layer: &LayerWeights) {
+        if index == 0 {
+            self.round(stage, index, layer, "input_norm");
+        }
+    }
+
+    /// The norm before a projection, as operands.
     fn round(&mut self, stage: Stage, index: usize, layer: &LayerWeights, norm: &str) {
         let norm = self.vector(index, layer, norm);
-        let (x, packed, grid) = (self.to.x, self.to.packed, [self.rows(), 1, 1]);
-        let bytes = u64::from(self.rows()) * packed_bytes(self.geometry.hidden);
+        let (x, operands, grid) = (self.to.x, self.to.operands, [self.rows(), 1, 1]);
+        let bytes = u64::from(self.rows()) * operand_bytes(self.geometry.hidden);
         self.dispatch("round_prefill", stage, Some(index))
             .reads(norm)
             .reads(x)
-            .writes_first(packed, bytes)
+            .writes_first(operands, bytes)
             .launch(Launch::plain(grid, THREADS))
             .end();
     }
 
-    /// The product of a group with the packed rows, into `out`: added to where it is the residual stream.
+    /// The product of a group with the operands, into `out`: added to where it is the residual stream.
     fn dense(&mut self, stage: Stage, index: usize, group: &Group<'_>, out: BufferId) {
         let matrix = self.matrix(index, group);
         let inputs = group.matrices[0].1.cols;
         let tiles = group.matrices.iter().map(|(_, matrix)| matrix.rows).sum::<usize>().div_ceil(TILE_ROWS);
-        let (packed, rows, adds) = (self.to.packed, self.rows(), out == self.to.x);
-        let (read, written) = (u64::from(rows) * packed_bytes(inputs), self.floats(tiles * TILE_ROWS));
+        let (operands, rows, adds) = (self.to.operands, self.rows(), out == self.to.x);
+        let (read, written) = (u64::from(rows) * operand_bytes(inputs), self.floats(tiles * TILE_ROWS));
         let recording =
-            self.dispatch("dense_prefill", stage, Some(index)).reads(matrix).reads_first(packed, read);
+            self.dispatch("dense_prefill", stage, Some(index)).reads(matrix).reads_first(operands, read);
         let recording = if adds { recording.updates(out) } else { recording.writes_first(out, written) };
         recording
             .value(tiles as u32)
@@ -247,48 +297,49 @@ impl<'a> Pass<'a> {
         let delta = &self.geometry.delta;
         let (rows, ordinal) = (self.rows(), self.ordinal(index));
         let (projected, x) = (self.to.projected, self.to.x);
-        self.round(Stage::DeltaIn, index, layer, "input_norm");
+        self.first_norm(Stage::DeltaIn, index, layer);
         self.dense(Stage::DeltaIn, index, &groups[0], projected);
 
         let [conv, a_log, dt_bias, gated_norm] =
             ["conv1d", "a_log", "dt_bias", "norm"].map(|name| self.vector(index, layer, name));
-        let Workspace { convolved, scales, gates, mixed, packed, recurrent, tails, .. } = self.to;
+        let Workspace { delta_keys, delta_heads, mixed, operands, recurrent, tails, .. } = self.to;
         let state = StateLayout::new(self.geometry);
         let of_layer = |bytes: usize| ordinal * bytes as u64..(ordinal + 1) * bytes as u64;
         let (matrices, tail) = (of_layer(state.recurrent_bytes()), of_layer(state.tail_bytes()));
         let (matrix_bytes, tail_bytes) = (state.recurrent_bytes() as u64, state.tail_bytes() as u64);
         let projections: usize = groups[0].matrices.iter().map(|(_, matrix)| matrix.rows).sum();
         let projected_bytes = self.floats(projections.next_multiple_of(TILE_ROWS));
-        let heads = (2 * delta.key_heads + delta.value_heads) as u32;
-        self.dispatch("delta_conv_prefill", Stage::DeltaCore, Some(index))
+        let (mixed_bytes, width) = (self.floats(delta.value_width()), delta.value_width());
+        let (key_heads, value_heads) = (delta.key_heads as u32, delta.value_heads as u32);
+        self.dispatch("delta_chunk_prefill", Stage::DeltaCore, Some(index))
             .reads_first(projected, projected_bytes)
             .reads(conv)
             .reads(a_log)
             .reads(dt_bias)
-            .writes(convolved)
-            .writes(scales)
-            .writes(gates)
+            .writes(delta_keys)
+            .writes(delta_heads)
             .reach(tails, tail.clone(), Mode::Read, tail_bytes)
             .value(ordinal as u32)
-            .launch(Launch::plain([heads, rows, 1], THREADS))
+            .launch(Launch::plain([key_heads, rows + DELTA_ROWS as u32 - 1, 1], THREADS))
             .end();
-        let (mixed_bytes, width) = (self.floats(delta.value_width()), delta.value_width());
         self.dispatch("delta_core_prefill", Stage::DeltaCore, Some(index))
-            .reads(convolved)
-            .reads(gates)
+            .reads(delta_keys)
+            .reads(delta_heads)
             .reads_first(projected, projected_bytes)
+            .reads(conv)
             .writes_first(mixed, mixed_bytes)
             .reach(recurrent, matrices, Mode::Update, matrix_bytes)
-            .reach(tails, tail, Mode::Update, tail_bytes)
+            .reach(tails, tail.clone(), Mode::Read, tail_bytes)
             .value(ordinal as u32)
-            .launch(Launch::plain([delta.value_heads as u32, 1, 1], THREADS))
+            .launch(Launch::plain([value_heads, 1, 1], THREADS))
             .end();
         self.dispatch("delta_round_prefill", Stage::DeltaCore, Some(index))
             .reads_first(mixed, mixed_bytes)
-            .reads(scales)
             .reads_first(projected, projected_bytes)
             .reads(gated_norm)
-            .writes_first(packed, u64::from(rows) * packed_bytes(width))
+            .writes_first(operands, u64::from(rows) * operand_bytes(width))
+            .reach(tails, tail, Mode::Update, tail_bytes)
+            .value(ordinal as u32)
             .launch(Launch::plain([rows, 1, 1], THREADS))
             .end();
         self.dense(Stage::DeltaOut, index, &groups[1], x);
@@ -299,11 +350,11 @@ impl<'a> Pass<'a> {
         let attention = &self.geometry.attention;
         let (rows, ordinal) = (self.rows(), self.ordinal(index));
         let (projected, x, frequencies) = (self.to.projected, self.to.x, self.frequencies);
-        self.round(Stage::AttnIn, index, layer, "input_norm");
+        self.first_norm(Stage::AttnIn, index, layer);
         self.dense(Stage::AttnIn, index, &groups[0], projected);
 
         let [q_norm, k_norm] = ["q_norm", "k_norm"].map(|name| self.vector(index, layer, name));
-        let Workspace { mixed, packed, kv, .. } = self.to;
+        let Workspace { mixed, operands, queries, partials, arrived, kv, .. } = self.to;
         let projections: usize = groups[0].matrices.iter().map(|(_, matrix)| matrix.rows).sum();
         let projected_bytes = self.floats(projections.next_multiple_of(TILE_ROWS));
         let width = attention.heads * attention.head_dim;
@@ -314,24 +365,27 @@ impl<'a> Pass<'a> {
         let kv_heads = attention.kv_heads as u32;
         self.dispatch("attn_kv_prefill", Stage::AttnCore, Some(index))
             .reads_first(projected, projected_bytes)
+            .reads(q_norm)
             .reads(k_norm)
             .reads(frequencies)
+            .writes(queries)
             .reach(kv, cache.end - new..cache.end, Mode::Write, new)
             .value(ordinal as u32)
-            .launch(Launch::plain([kv_heads, rows, 1], THREADS))
+            .launch(Launch::plain([kv_heads, rows + ATTENTION_ROWS as u32, 1], THREADS))
             .end();
         self.dispatch("attn_core_prefill", Stage::AttnCore, Some(index))
             .reads_first(projected, projected_bytes)
-            .reads(q_norm)
-            .reads(frequencies)
+            .reads(queries)
             .writes_first(mixed, mixed_bytes)
+            .writes_some(partials, 0)
+            .writes(arrived)
             .reach(kv, cache, Mode::Read, all)
             .value(ordinal as u32)
             .launch(Launch::plain([kv_heads, rows + ATTENTION_ROWS as u32, 1], THREADS))
             .end();
         self.dispatch("attn_round_prefill", Stage::AttnCore, Some(index))
             .reads_first(mixed, mixed_bytes)
-            .writes_first(packed, u64::from(rows) * packed_bytes(width))
+            .writes_first(operands, u64::from(rows) * operand_bytes(width))
             .launch(Launch::plain([rows, 1, 1], THREADS))
             .end();
         self.dense(Stage::AttnOut, index, &groups[1], x);
@@ -343,13 +397,13 @@ impl<'a> Pass<'a> {
         let (moe, hidden) = (&self.geometry.moe, self.geometry.hidden);
         let rows = self.rows();
         self.round(Stage::MoeRoute, index, layer, "post_norm");
-        let Workspace { x, packed, router, choice, counts, places, sorted, runs, .. } = self.to;
-        let Workspace { inner, packed_inner, products, .. } = self.to;
-        let packed_rows = u64::from(rows) * packed_bytes(hidden);
+        let Workspace { x, operands, router, choice, counts, places, positions, runs, .. } = self.to;
+        let Workspace { gathered, inner, products, .. } = self.to;
+        let read = u64::from(rows) * operand_bytes(hidden);
         let route = self.matrix(index, route);
         self.dispatch("moe_route_prefill", Stage::MoeRoute, Some(index))
             .reads(route)
-            .reads_first(packed, packed_rows)
+            .reads_first(operands, read)
             .writes(router)
             .writes(counts)
             .launch(Launch::plain([(moe.experts + 1).div_ceil(TILE_ROWS) as u32, rows, 1], THREADS))
@@ -365,14 +419,21 @@ impl<'a> Pass<'a> {
             .reads(choice)
             .reads(counts)
             .reads(places)
-            .writes(sorted)
+            .writes(positions)
             .writes(runs)
             .launch(Launch::plain([rows.div_ceil(SORT_ROWS as u32), 1, 1], THREADS))
             .end();
 
+        self.dispatch("moe_gather_prefill", Stage::MoeUp, Some(index))
+            .reads_first(operands, read)
+            .reads(positions)
+            .writes(gathered)
+            .writes_some(inner, 0)
+            .launch(Launch::plain([rows, 1, 1], THREADS))
+            .end();
         // Every expert may leave a block partly filled.
         let slots = self.shape.rows * (moe.top_k + 1);
-        let units = (slots + moe.experts * MOST_BLOCK_ROWS) as u32;
+        let units = (slots + moe.experts * RUN_ROWS.end()) as u32;
         let used = used_experts(moe.experts, moe.top_k, self.shape.rows) / moe.experts as f64;
         let [up, down] = [up, down].map(|group| {
             let matrix = self.matrix(index, group);
@@ -380,31 +441,31 @@ impl<'a> Pass<'a> {
         });
         self.dispatch("moe_up_prefill", Stage::MoeUp, Some(index))
             .reads_some(up.0, up.1)
-            .reads_first(packed, packed_rows)
-            .reads(sorted)
+            .reads_first(operands, read)
+            .reads(gathered)
             .reads(runs)
             .writes(inner)
             .launch(Launch::plain([1, units, 1], THREADS))
             .end();
-        self.dispatch("moe_inner_prefill", Stage::MoeUp, Some(index))
-            .reads(inner)
-            .writes(packed_inner)
-            .launch(Launch::plain([rows, 1, 1], THREADS))
-            .end();
         self.dispatch("moe_down_prefill", Stage::MoeDown, Some(index))
             .reads_some(down.0, down.1)
-            .reads(packed_inner)
-            .reads(sorted)
+            .reads(inner)
             .reads(runs)
             .writes(products)
             .launch(Launch::plain([1, units, 1], THREADS))
             .end();
-        self.dispatch("moe_sum_prefill", Stage::MoeDown, Some(index))
+        // The norm that follows, of the next layer.
+        let norm = self.weights.layers.get(index + 1).map(|next| self.vector(index + 1, next, "input_norm"));
+        let sum = self
+            .dispatch("moe_sum_prefill", Stage::MoeDown, Some(index))
             .reads(products)
-            .reads(choice)
-            .updates(x)
-            .launch(Launch::plain([rows, 1, 1], THREADS))
-            .end();
+            .reads(positions)
+            .reads(choice);
+        let sum = match norm {
+            Some(norm) => sum.reads(norm).updates(x).writes_first(operands, read),
+            None => sum.value(0).updates(x).writes_some(operands, 0),
+        };
+        sum.launch(Launch::plain([rows, 1, 1], THREADS)).end();
     }
 
     /// Where layer `index` stands among those of its kind.
