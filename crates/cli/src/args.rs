@@ -107,7 +107,7 @@ pub enum KvCacheType {
     /// IEEE halves
     #[default]
     F16,
-    /// 8-bit integers with a scale for each key and value: about half the memory, on the CPU and on Metal
+    /// 8-bit integers with a scale for each key and value: about half the memory
     Q8,
 }
 
@@ -152,7 +152,7 @@ pub struct ModelArgs {
     /// Threads that the CPU computes with [default: the physical cores]
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     pub threads: Option<usize>,
-    /// How keys and values of the context are stored; q8 takes about half the memory, and does not run on CUDA
+    /// How keys and values of the context are stored; q8 takes about half the memory
     #[arg(long, value_enum, value_name = "TYPE", default_value_t)]
     pub kv_cache_type: KvCacheType,
     /// Let the model think before it answers
@@ -359,7 +359,7 @@ pub struct DoctorArgs {
     /// Context in tokens that the model is to have
     #[arg(long, value_name = "N", default_value_t = DEFAULT_CONTEXT, value_parser = at_least_one)]
     pub ctx_len: usize,
-    /// How keys and values of the context are to be stored; q8 does not run on CUDA
+    /// How keys and values of the context are to be stored
     #[arg(long, value_enum, value_name = "TYPE", default_value_t)]
     pub kv_cache_type: KvCacheType,
     /// Print JSON instead of the page
@@ -405,7 +405,7 @@ pub struct PlanArgs {
     /// The last N tokens of --context as a prompt, instead of a step of decode
     #[arg(long, value_name = "N", value_parser = at_least_one, conflicts_with = "batch")]
     pub prefill: Option<usize>,
-    /// How keys and values of the context are stored; q8 does not run on CUDA
+    /// How keys and values of the context are stored
     #[arg(long, value_enum, value_name = "TYPE", default_value_t)]
     pub kv_cache_type: KvCacheType,
     /// Write the dependencies into this file as a graph in Graphviz' language

@@ -10,7 +10,7 @@ use lily_engine::backend::Backend;
 use lily_gpu::memory::Context;
 use lily_model::checkpoint::Checkpoint;
 
-use crate::args::{BackendKind, KvCacheType, ModelArgs};
+use crate::args::{BackendKind, ModelArgs};
 use crate::budget::Budget;
 use crate::machine;
 
@@ -119,17 +119,6 @@ impl Place {
             Place::Gpu(_) => false,
         }
     }
-
-    /// Whether keys and values can be stored in 8 bits there.
-    fn stores_q8(self) -> bool {
-        match self {
-            Place::Cpu => true,
-            #[cfg(not(target_os = "macos"))]
-            Place::Card(_) => false,
-            #[cfg(target_os = "macos")]
-            Place::Gpu(_) => true,
-        }
-    }
 }
 
 /// Where `args` want the model to run, and why there.
@@ -138,9 +127,6 @@ impl Place {
 /// A device that was asked for and is not there, or that does not have what was asked for.
 pub fn choose(args: &ModelArgs) -> anyhow::Result<(Place, String)> {
     let (place, chosen) = choose_place(args)?;
-    if args.kv_cache_type == KvCacheType::Q8 && !place.stores_q8() {
-        bail!("--kv-cache-type q8 does not run on CUDA; add --backend cpu, or leave it at f16");
-    }
     if args.gpu_memory.is_some() && !place.is_card() {
         bail!("--gpu-memory is for NVIDIA cards, and this runs elsewhere ({chosen}); leave it out");
     }
@@ -192,7 +178,7 @@ pub fn open(
         Place::Card(index) => {
             let asked = checked_context(args, checkpoint)?;
             let context = asked.map_or(Context::AtMost(usual), Context::Exactly);
-            match on_card(index, checkpoint, context, args.gpu_memory, chosen) {
+            match on_card(index, args, checkpoint, context, chosen) {
                 Err(error) if args.backend == BackendKind::Auto => {
                     eprintln!("lily: the CPU takes over: {error}");
                     on_cpu(args, checkpoint, usual, state, error.to_string())
@@ -228,9 +214,9 @@ fn on_gpu(
 #[cfg(not(target_os = "macos"))]
 fn on_card(
     index: usize,
+    args: &ModelArgs,
     checkpoint: &Checkpoint,
     context: Context,
-    most: Option<u64>,
     chosen: String,
 ) -> anyhow::Result<Opened> {
     use lily_cuda::cache::Cache;
@@ -239,7 +225,8 @@ fn on_card(
     let options = CudaOptions {
         device: index,
         context,
-        memory_bytes: most.unwrap_or(u64::MAX),
+        memory_bytes: args.gpu_memory.unwrap_or(u64::MAX),
+        kv_format: args.kv_cache_type.pages(),
         cache: Cache::of_user(),
     };
     let bar = crate::progress::bytes("copying the weights to the card");

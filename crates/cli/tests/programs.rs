@@ -82,12 +82,9 @@ fn what_goes_wrong_is_one_sentence_and_exit_code_1() {
         (&["chat", "hi", "--backend", "metal"], "Metal needs macOS"),
         // With a driver or without one.
         (&["chat", "hi", "--backend", "cuda", "--device", "99"], "driver"),
-        #[cfg(not(target_os = "macos"))]
-        (&["chat", "hi", "--backend", "cuda", "--kv-cache-type", "q8"], "add --backend cpu"),
         (&["chat", "hi", "--backend", "cpu", "--gpu-memory", "24GB"], "--gpu-memory"),
         (&["plan", "--backend", "cuda", "--batch", "33"], "--batch 33"),
         (&["plan", "--backend", "cuda", "--context", "999999"], "--context 999999"),
-        (&["plan", "--backend", "cuda", "--kv-cache-type", "q8"], "--backend metal"),
         (&["plan", "--backend", "cuda", "--prefill", "9000"], "--prefill 9000"),
         (&["plan", "--backend", "metal", "--prefill", "999999"], "--prefill 999999"),
         (&["plan", "--backend", "metal", "--prefill", "50", "--context", "20"], "--context 20"),
@@ -156,12 +153,17 @@ fn metal_says_how_prompts_are_cut_and_that_estimates_are_not_measured() {
 
 #[test]
 fn a_plan_for_keys_and_values_in_8_bits_says_so_and_moves_less() {
-    let plan = |kv: &str, more: &[&str]| {
-        let args = [&["plan", "--backend", "metal", "--kv-cache-type", kv][..], more].concat();
+    let plan = |backend: &str, kv: &str, more: &[&str]| {
+        let args = [&["plan", "--backend", backend, "--kv-cache-type", kv][..], more].concat();
         text(&run(&mut lily(&args)).stdout)
     };
-    for more in [&["--context", "100000"][..], &["--prefill", "3000"]] {
-        let [halves, bytes] = ["f16", "q8"].map(|kv| plan(kv, more));
+    // A prompt on CUDA unpacks what it reads.
+    for (backend, more) in [
+        ("metal", &["--context", "100000"][..]),
+        ("metal", &["--prefill", "3000"]),
+        ("cuda", &["--context", "100000"]),
+    ] {
+        let [halves, bytes] = ["f16", "q8"].map(|kv| plan(backend, kv, more));
         assert!(bytes.contains("keys and values in 8 bits") && !halves.contains("8 bits"), "{bytes}");
         let megabytes = |printed: &str| -> f64 {
             let line = printed.lines().find(|line| line.starts_with("attn_core")).unwrap();

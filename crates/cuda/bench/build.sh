@@ -1,6 +1,6 @@
 #!/bin/sh
 # Builds decode.cu for a Hopper card: build.sh NVCC OUT [more flags]. CUDA 13; no GPU is needed to build.
-# GEOMETRY=demo: the demo checkpoint's sizes. WARPGROUPS=0: products as on cards before Hopper. STAMPS=1: with times inside the graph (`decode stamps`). KERNELS: another folder of kernels.
+# GEOMETRY=demo: the demo checkpoint's sizes. -DKV_BITS=8 behind OUT: keys and values of 8 bits. WARPGROUPS=0: products as on cards before Hopper. STAMPS=1: with times inside the graph (`decode stamps`). KERNELS: another folder of kernels.
 set -eu
 cd "$(dirname "$0")"
 nvcc=$1; out=$2; shift 2

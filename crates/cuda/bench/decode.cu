@@ -119,8 +119,13 @@ __global__ void fill_plain(u32* words, u32* pairs, Kind m) {
 __global__ void fill_floats(float* out, u64 count, u32 seed, float low, float high) {
   for (u64 i = blockIdx.x * (u64)blockDim.x + threadIdx.x; i < count; i += (u64)gridDim.x * blockDim.x) out[i] = low + (high - low) * unit(mix(seed, (u32)i, (u32)(i >> 32)));
 }
-__global__ void fill_page(u16* out, u64 count, u32 seed) {
-  for (u64 i = blockIdx.x * (u64)blockDim.x + threadIdx.x; i < count; i += (u64)gridDim.x * blockDim.x) out[i] = to_f16(3.0f * unit(mix(seed, (u32)i, 1)) - 1.5f);
+__global__ void fill_page(u8* out, u64 bytes, u32 seed) {
+  for (u64 i = blockIdx.x * (u64)blockDim.x + threadIdx.x; i < bytes / 4; i += (u64)gridDim.x * blockDim.x) {
+    const auto number = [&](int of) { return 3.0f * unit(mix(seed, (u32)(2 * i + of), 1)) - 1.5f; };
+    if (!KV8) ((u32*)out)[i] = pack_f16(to_f16(number(0)), to_f16(number(1)));
+    else if (i * 4 % STORED_BYTES >= SCALES8) ((float*)out)[i] = 0.008f + 0.002f * number(0);
+    else { u32 word = mix(seed, (u32)i, 1); for (int k = 0; k < 4; ++k) if ((word >> 8 * k & 255) == 128) word ^= 1u << 8 * k; ((u32*)out)[i] = word; }
+  }
 }
 template <class T = u8> T* room(u64 count) { T* p; CK(cudaMalloc(&p, count * sizeof(T))); CK(cudaMemset(p, 0, count * sizeof(T))); return p; }
 struct Matrix { Kind kind; u8* tiles; int tile_count() const { return ceil_div(kind.rows, TILE); } };
@@ -139,7 +144,7 @@ static Matrix head_matrix; static Kind embed_kind; static u32 *embed_words, *emb
 
 static Step* step; static float *x, *proj, *mixed, *squares, *acc, *sums, *router, *inner, *products, *logits; static u8* packed; static u32 *items, *out_tokens; static uint2* best;
 constexpr u64 STATE_FLOATS = (u64)DELTA_LAYERS * (VALUE_HEADS * VALUE_DIM * KEY_DIM + 3 * CHANNELS);
-constexpr u64 PAGE_BYTES = (u64)ATTN_LAYERS * KV_HEADS * 65536;
+constexpr u64 PAGE_BYTES = (u64)ATTN_LAYERS * KV_HEADS * STORED_BYTES;
 struct Sequence { float* state; u64* pages; u32* sampled; std::vector<u64> page; };
 static std::vector<Sequence> sequences;
 static Step now;  // what was uploaded last
@@ -151,7 +156,7 @@ static void make_sequences(int count, int tokens, int more) {
   const int pages = (tokens + more) / PAGE_TOKENS + 1;
   for (int i = 0; i < count; ++i) {
     Sequence s; s.state = floats(STATE_FLOATS, 900 + i, -0.05f, 0.05f); s.sampled = room<u32>(1); s.pages = room<u64>(pages);
-    u8* all = room(pages * PAGE_BYTES); fill_page<<<1024, 256, 0, stream>>>((u16*)all, pages * PAGE_BYTES / 2, 700 + i);
+    u8* all = room(pages * PAGE_BYTES); fill_page<<<1024, 256, 0, stream>>>(all, pages * PAGE_BYTES, 700 + i);
     s.page.push_back((u64)all); std::vector<u64> table; for (int p = 0; p < pages; ++p) table.push_back((u64)all + p * PAGE_BYTES);
     CK(cudaMemcpy(s.pages, table.data(), pages * 8, cudaMemcpyHostToDevice)); sequences.push_back(s);
   }
@@ -180,7 +185,7 @@ template <class... A, class... B> void launch(const char* name, void (*f)(A...),
   if (shared > 48 << 10 && shared > most) { CK(cudaFuncSetAttribute((void*)f, cudaFuncAttributeMaxDynamicSharedMemorySize, shared)); most = shared; }
   if (!allowed.count((void*)f) || most == 0) { CK(cudaFuncSetAttribute((void*)f, cudaFuncAttributePreferredSharedMemoryCarveout, options.carveout)); most = std::max(most, 1); }
   cudaLaunchConfig_t c{}; c.gridDim = grid; c.blockDim = threads; c.dynamicSmemBytes = shared; c.stream = stream;
-  cudaLaunchAttribute at; at.id = cudaLaunchAttributeProgrammaticStreamSerialization; at.val.programmaticStreamSerializationAllowed = 1; c.attrs = &at; c.numAttrs = options.pdl;
+  cudaLaunchAttribute at; at.id = cudaLaunchAttributeProgrammaticStreamSerialization; at.val.programmaticStreamSerializationAllowed = 1; c.attrs = &at; c.numAttrs = options.pdl && !strstr(name, "_prefill");  // as the program does
   CK(cudaLaunchKernelEx(&c, f, A(b)...)); names.push_back(name); if (launched) launched();
 }
 // A kernel with the shape that its module exports; `rows` and `depth` are the grid's other sides.
@@ -197,7 +202,7 @@ static void run_layer(int i, bool batch, int R, const std::function<void(const c
   } else {
     if (batch) SHAPED(attn_in_batch, groups, 1, 0, step, l.in.tiles, l.norm, x, proj); else SHAPED(attn_in, 1, 1, 0, step, l.in.tiles, l.norm, x, proj); did("attn_in");
     if (batch) SHAPED(attn_kv_batch, R, 1, 0, step, proj, l.k_norm, inv_freq, l.ordinal);
-    if (batch) SHAPED(attn_core_batch, KV_HEADS, R, options.stages * 65536, step, proj, l.q_norm, l.k_norm, inv_freq, acc, sums, l.ordinal, options.stages); else SHAPED(attn_core, KV_HEADS, 1, options.stages * 65536, step, proj, l.q_norm, l.k_norm, inv_freq, acc, sums, l.ordinal, options.stages);
+    if (batch) SHAPED(attn_core_batch, KV_HEADS, R, options.stages * STORED_BYTES, step, proj, l.q_norm, l.k_norm, inv_freq, acc, sums, l.ordinal, options.stages); else SHAPED(attn_core, KV_HEADS, 1, options.stages * STORED_BYTES, step, proj, l.q_norm, l.k_norm, inv_freq, acc, sums, l.ordinal, options.stages);
     SHAPED(attn_merge, R, 1, 0, step, acc, sums, proj, mixed); did("attn_core");
     if (batch) SHAPED(attn_out_batch, groups, 1, 0, step, l.out.tiles, mixed, x, next, next_bytes); else SHAPED(attn_out, 1, 1, 0, step, l.out.tiles, mixed, x, next, next_bytes); did("attn_out");
   }
@@ -230,6 +235,7 @@ static void run_step(bool batch, int R, u32 advance, const std::function<void(co
 // The multiprocessors' clock right now, in MHz.
 __global__ void count_clock(u64* out) { u64 t0, t1; long long c0 = clock64(); asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t0)); do asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t1)); while (t1 - t0 < 200000); out[0] = (clock64() - c0) * 1000 / (t1 - t0); }
 static int clock_now() { static u64* at = room<u64>(1); u64 mhz; count_clock<<<1, 1, 0, stream>>>(at); CK(cudaMemcpyAsync(&mhz, at, 8, cudaMemcpyDeviceToHost, stream)); CK(cudaStreamSynchronize(stream)); return mhz; }
+static std::vector<int> stages_to_time() { if (KV8) return {1, 3, 4}; return {1, 3}; }
 static double time_graph(const std::function<void()>& body, int repeats) {
   cudaGraph_t g; cudaGraphExec_t e; CK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal)); body(); CK(cudaStreamEndCapture(stream, &g)); CK(cudaGraphInstantiate(&e, g, 0));
   cudaEvent_t a, b; cudaEventCreate(&a); cudaEventCreate(&b); std::vector<float> ms;
@@ -252,7 +258,7 @@ static void time_stages() {
 }
 static void time_contexts() {
   for (int context : {256, 4096, 32768, 131072}) { make_sequences(1, context, 8); set_step(1, context);
-    for (int stages : {1, 3}) { options.stages = stages; const double us = time_step(false, 1); printf("context %6d stages %d: %.1f us = %.0f tokens/s\n", context, stages, us, 1e6 / us); } options.stages = 1; }
+    for (int stages : stages_to_time()) { options.stages = stages; const double us = time_step(false, 1); printf("context %6d stages %d: %.1f us = %.0f tokens/s\n", context, stages, us, 1e6 / us); } options.stages = 1; }
 }
 static void time_batches() {
   for (int R : {1, 2, 4, 8, 16, 32}) { make_sequences(R, 1024, 8); set_step(R, 1024); const double us = time_step(true, R, 5); printf("batch %2d at 1024: %.1f us = %.0f tokens/s in total\n", R, us, R * 1e6 / us); }
@@ -288,6 +294,14 @@ static void stamps(bool batch, int R) {
 }
 #endif
 
+// One warp writes and arrives, another waits and reads: nothing can go wrong, and what compute-sanitizer's racecheck says of it is what it says of hand-overs.
+__global__ void hand_over(float* out) {
+  __shared__ float there[32]; __shared__ u64 barrier; const u32 at = shared_address(&barrier); const int lane = threadIdx.x % 32;
+  if (threadIdx.x == 0) { barrier_init(at); barriers_ready(); } __syncthreads();
+  if (threadIdx.x < 32) { there[lane] = lane; __syncwarp(); if (lane == 0) asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(at) : "memory"); }
+  else { barrier_wait(at, 0); out[lane] = there[31 - lane]; }
+}
+
 int main(int argc, char** argv) {
   setvbuf(stdout, nullptr, _IOLBF, 0);
   CK(cudaStreamCreate(&stream)); CK(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, 0));
@@ -315,6 +329,11 @@ int main(int argc, char** argv) {
     else if (a == "time") time_contexts();
     else if (a == "batch") time_batches();
     else if (a == "sweep") sweep();
+    else if (a == "hand-over") { float* out = room<float>(32); hand_over<<<1, 64, 0, stream>>>(out); printf("%g\n", down(out, 32)[0]); }
+    else if (a == "once") {  // every kernel, for compute-sanitizer
+      make_sequences(9, 100, 8); set_step(1, 100); run_step(false, 1, 0); set_step(9, 100); run_step(true, 9, 0);
+      make_sequences(1, 40, 300); set_prompt(200, 40); run_prefill(200); CK(cudaStreamSynchronize(stream)); printf("every kernel has run\n");
+    }
     else if (a == "prefill-check") check_prefills();
     else if (a == "no-pdl") options.pdl = false;
     else if (a == "attention-check") check_attentions();

@@ -28,11 +28,25 @@ static void compare(const std::string& what, const std::vector<float>& got, cons
   const double e = sqrt(d / n); worst[what] = std::max(worst[what], e == e ? e : 1e9);
   if (!(e < limit)) { ++failures; printf("FAILED %s: relative error %.3g, limit %.3g (%g %g, %g %g)\n", what.c_str(), e, limit, got[0], want[0], got.back(), want.back()); }
 }
+// The f16 next to a number.
+static double halved(double v) { int e; frexp(v, &e); e = std::max(e, -13); return ldexp(nearbyint(ldexp(v, 11 - e)), e - 11); }
+// What is multiplied of `position` dim `dim` of a key, or of a value, of a page of a KV head, as README.md says where it lies; `step`: of 8 bits, what they count.
+static double page_number(const u8* page, int position, int dim, bool value, double* step = nullptr) {
+  const int slot = position % 64, row = value ? dim : slot, column = value ? slot : dim % 64;
+  if (KV8) {
+    const int block = value ? 0 : (dim / 64) ^ (slot % 2), place = (value ? 16384 + dim * 64 : slot * 256 + block * 64) + column / 8 % 4 * 16 + column / 32 * 8 + column % 8;
+    float scale; memcpy(&scale, page + 32768 + (value ? 256 : 0) + slot * 4, 4); if (step) { *step = scale; return (signed char)page[place] * (double)scale; }
+    return halved((signed char)page[place] * scale);
+  }
+  u16 h; memcpy(&h, page + (value ? 32768 : dim / 64 * 8192) + row * 128 + ((column / 8) ^ (row % 8)) * 16 + column % 8 * 2, 2);
+  const int e = h >> 10 & 31, m = h & 1023; const double v = e ? ldexp(1024 + m, e - 25) : ldexp(m, -24); return h >> 15 ? -v : v;
+}
+// How far a stored number is from what it stands for, in half steps: at most one.
+static double half_steps(const u8* page, int position, int dim, bool value, double want) { double step; const double got = page_number(page, position, dim, value, &step); return fabs(got - want) / (step / 2); }
 // Runs a step kernel by kernel; `before` holds what each stage started from.
 static void check_stages(int position) {
   worst.clear(); make_sequences(1, position, 8); set_step(1, position); std::vector<float> x0, proj0, core, inner0; int layer = -1; std::vector<float> state0 = down(sequences[0].state, STATE_FLOATS);
-  std::vector<u16> pages(sequences[0].page.size() ? (position / 64 + 1) * PAGE_BYTES / 2 : 0); CK(cudaMemcpy(pages.data(), (void*)sequences[0].page[0], pages.size() * 2, cudaMemcpyDeviceToHost));
-  auto half = [](u16 h) { const int e = h >> 10 & 31, m = h & 1023; const double v = e ? ldexp(1024 + m, e - 25) : ldexp(m, -24); return h >> 15 ? -v : v; };
+  std::vector<u8> pages((position / 64 + 1) * PAGE_BYTES); CK(cudaMemcpy(pages.data(), (void*)sequences[0].page[0], pages.size(), cudaMemcpyDeviceToHost));
   run_step(false, 1, 0, [&](const char* name) {
     const std::string n = name; CK(cudaStreamSynchronize(stream)); CK(cudaGetLastError());
     if (n == "embed") { std::vector<float> want, got = down(x, HIDDEN);
@@ -64,10 +78,15 @@ static void check_stages(int position) {
       auto turned = [&](const float* p, const std::vector<float>& w) { double s = 0; for (int i = 0; i < 256; ++i) s += (double)p[i] * p[i]; s = 1 / sqrt(s / 256 + RMS_EPS); std::vector<double> v(256); for (int i = 0; i < 256; ++i) v[i] = p[i] * s * w[i];
         for (int i = 0; i < 32; ++i) { const float f = 1.0f / powf(1e7f, 2.0f * i / 64), angle = position * f; const double cs = cos((double)angle), sn = sin((double)angle), a = v[i], b = v[i + 32]; v[i] = a * cs - b * sn; v[i + 32] = b * cs + a * sn; } return v; };
       for (int h = 0; h < HEADS; ++h) { const int kv = h / 8; auto q = turned(&proj0[h * 512], qn), k1 = turned(&proj0[2 * ATTN_WIDTH + kv * 256], kn); std::vector<double> s(position + 1); double most = -1e300, total = 0;
-        auto base = [&](int p) { return &pages[(p / 64) * (PAGE_BYTES / 2) + ((u64)l.ordinal * KV_HEADS + kv) * 32768]; };
-        for (int p = 0; p <= position; ++p) { double d = 0; for (int i = 0; i < 256; ++i) d += q[i] * (p == position ? k1[i] : half(base(p)[i / 64 * 4096 + p % 64 * 64 + (i / 8 % 8 ^ p % 8) * 8 + i % 8])); s[p] = d / 16; most = std::max(most, s[p]); }
+        auto base = [&](int p) { return &pages[(p / 64) * PAGE_BYTES + ((u64)l.ordinal * KV_HEADS + kv) * STORED_BYTES]; };
+        std::vector<double> v1(256); for (int i = 0; i < 256; ++i) v1[i] = proj0[2 * ATTN_WIDTH + KV_HEADS * 256 + kv * 256 + i];
+        if (KV8) {  // what was stored is next to those, and is what counts
+          std::vector<u8> stored(STORED_BYTES); CK(cudaMemcpy(stored.data(), (u8*)sequences[0].page[0] + (base(position) - pages.data()), STORED_BYTES, cudaMemcpyDeviceToHost)); double off = 0;
+          for (int i = 0; i < 256; ++i) { off = std::max(off, std::max(half_steps(stored.data(), position, i, false, k1[i]), half_steps(stored.data(), position, i, true, v1[i]))); k1[i] = page_number(stored.data(), position, i, false), v1[i] = page_number(stored.data(), position, i, true); }
+          worst["stored"] = std::max(worst["stored"], off); if (!(off < 1.01)) { ++failures; printf("FAILED: stored %.3f half steps off\n", off); } }
+        for (int p = 0; p <= position; ++p) { double d = 0; for (int i = 0; i < 256; ++i) d += q[i] * (p == position ? k1[i] : page_number(base(p), p, i, false)); s[p] = d / 16; most = std::max(most, s[p]); }
         for (auto& w : s) total += w = exp(w - most);
-        for (int i = 0; i < 256; ++i) { double o = 0; for (int p = 0; p <= position; ++p) o += s[p] * (p == position ? proj0[2 * ATTN_WIDTH + KV_HEADS * 256 + kv * 256 + i] : half(base(p)[16384 + i * 64 + (p / 8 % 8 ^ i % 8) * 8 + p % 8])); want[h * 256 + i] = o / total * sig(proj0[h * 512 + 256 + i]); } }
+        for (int i = 0; i < 256; ++i) { double o = 0; for (int p = 0; p <= position; ++p) o += s[p] * (p == position ? v1[i] : page_number(base(p), p, i, true)); want[h * 256 + i] = o / total * sig(proj0[h * 512 + 256 + i]); } }
       compare("attn_core", got, want, 5e-4); core = got; }
     if (n == "delta_out" || n == "attn_out") { auto got = down(x, HIDDEN);
       if (look) { auto want = product(l.out.kind, 0, HIDDEN, core); for (int i = 0; i < HIDDEN; ++i) want[i] += x0[i]; compare(n, got, want, ROUNDED);

@@ -1,12 +1,20 @@
 // What attention of decode and of prompts share: how a page lies in memory, head norms, rotary embedding, and how the spans of a
 // context come together.
 #pragma once
-#include "common.cuh"
+#include "kv8.cuh"
+
+// How pages store keys and values: f16, or integers of 8 bits with scales (kv8.cuh). The rest of attention has f16 in either case.
+#ifndef KV_BITS
+#define KV_BITS 16
+#endif
+static_assert(KV_BITS == 16 || KV_BITS == 8, "the formats that there are");
+constexpr bool KV8 = KV_BITS == 8;
 
 constexpr int ROW_BYTES = HEAD_DIM * 2;                    // of keys, of queries
 constexpr int PART_BYTES = PAGE_TOKENS * ROW_BYTES;        // keys of a page; its values are as many
 constexpr int VALUE_ROW_BYTES = PAGE_TOKENS * 2;
 constexpr int STAGE_BYTES = 2 * PART_BYTES;
+constexpr int STORED_BYTES = KV8 ? PAGE8_BYTES : STAGE_BYTES;  // of a KV head in a page of the cache
 constexpr int GROUP_HEADS = HEADS / KV_HEADS;              // eight
 constexpr float SCORE_SCALE = 0.0625f * LOG2_E;            // 1 / sqrt(256), and scores in powers of two
 
@@ -27,7 +35,7 @@ __device__ __forceinline__ int value_place(int dim, int slot) {
 
 // Keys and values of one KV head in a page of the table at `pages`.
 __device__ __forceinline__ u8* page_of(u64 pages, int page, u32 ordinal, int kv_head) {
-  return (u8*)((const u64*)pages)[page] + ((u64)ordinal * KV_HEADS + kv_head) * STAGE_BYTES;
+  return (u8*)((const u64*)pages)[page] + ((u64)ordinal * KV_HEADS + kv_head) * STORED_BYTES;
 }
 
 // cos and sin of `position * frequency`, an angle rounded to f32 as the reference does, brought near zero exactly enough.
@@ -77,15 +85,23 @@ __device__ __forceinline__ uint4 query8(float (&v)[8]) {
 }
 constexpr int FIRST_KEY = 2 * ATTN_WIDTH, FIRST_VALUE = FIRST_KEY + KV_HEADS * HEAD_DIM;
 
-// The new key of one KV head by one warp, and its place in the cache.
-__device__ __forceinline__ uint4 new_key(const float* in, const float (&weight)[8], const float2 (&turns)[8], int kv_head, int lane) {
-  float v[8];
+// The new key of one KV head by one warp.
+__device__ __forceinline__ void new_key(const float* in, const float (&weight)[8], const float2 (&turns)[8], int kv_head, int lane, float (&v)[8]) {
   load_head(in + FIRST_KEY + kv_head * HEAD_DIM, lane, v);
   norm_and_turn(v, weight, turns, lane);
-  return pack8(v);
+}
+__device__ __forceinline__ Row8 new_key8(const float* in, const float (&weight)[8], const float2 (&turns)[8], int kv_head, int lane) {
+  float v[8];
+  new_key(in, weight, turns, kv_head, lane, v);
+  return round8(v);
+}
+__device__ __forceinline__ Row8 new_value8(const float* in, int kv_head, int lane) {
+  float v[8];
+  load_head(in + FIRST_VALUE + kv_head * HEAD_DIM, lane, v);
+  return round8(v);
 }
 
-// Asks for a page, by all THREADS threads; in shared memory keys are rows of ROW_BYTES, and 16-byte units are swapped by the lowest bit of
+// Asks for a page of f16, by all THREADS threads; in shared memory keys are rows of ROW_BYTES, and 16-byte units are swapped by the lowest bit of
 // their row alone.
 template <int THREADS> __device__ __forceinline__ void fetch_page(u32 to, const u8* from, int thread) {
   // A thread's rows are a multiple of eight apart, so that its units are swapped alike.
@@ -99,6 +115,15 @@ template <int THREADS> __device__ __forceinline__ void fetch_page(u32 to, const 
     copy16(keys + i % PAGE_TOKENS * ROW_BYTES + i / PAGE_TOKENS * LINE_BYTES, from + i * LINE_BYTES);
 #pragma unroll
   for (int i = 0; i < PART_BYTES / LINE_BYTES; i += LINES) copy16(values + i * LINE_BYTES, from + PART_BYTES + i * LINE_BYTES);
+}
+
+// Asks for a page of 8 bits, as it is.
+template <int THREADS> __device__ __forceinline__ void fetch_page8(u32 to, const u8* from, int thread) {
+  constexpr int UNITS = PAGE8_BYTES / 16, WHOLE = UNITS / THREADS * THREADS;
+  to += thread * 16, from += thread * 16;
+#pragma unroll
+  for (int i = 0; i < WHOLE; i += THREADS) copy16(to + i * 16, from + i * 16);
+  if (thread < UNITS - WHOLE) copy16(to + WHOLE * 16, from + WHOLE * 16);
 }
 
 // What the spans seen so far and the next one count for when they are added: the next one's largest score moves the common one.

@@ -3,11 +3,11 @@
 // Split: a context of P pages of 64 positions is cut into at most 64 spans of ceil(P / 64) pages; a block has one span of one
 // KV head of one row, with its eight query heads. Grid (64, KV heads, rows), 128 threads; surplus blocks exit. The cut depends
 // on the row's own position alone. attn_merge (one block a query head) adds the spans and applies the gate.
-// Reads 2 KB a position of context; pages are on their way to shared memory before the wait, `stages` of them deep.
+// Reads 2 KB a position of context (of 8 bits: 1,040 bytes); pages are on their way to shared memory before the wait, `stages` of them deep.
 // Reached: 4.5 us at 256 positions (bytes need 0.1), 4 TB/s at 128K; attn_merge 2.2 us.
 //
 // A page is multiplied on the tensor cores: scores are Q K^T with the eight queries as the first rows of 16, then W V. Queries and
-// weights are f16, as keys and values are. Keys lie in shared memory in rows and values transposed, so both are right operands as
+// weights are f16, as keys and values are; those of 8 bits become f16 on their way from shared memory to the tensor cores. Keys lie in shared memory in rows and values transposed, so both are right operands as
 // they are; the order of positions in a tile is chosen so that a lane's scores are the left operand of the second product without
 // a shuffle. 16-byte units are swapped by the lowest bit of their row, which keeps the eight lanes of a phase on different banks.
 #include "attention.cuh"
@@ -19,7 +19,7 @@ template <bool FRESH>
 __device__ __forceinline__ void attend(const Step* step, const float* proj, const float* q_norm, const float* k_norm,
                                        const float* inv_freq, float* acc, float* sums, u32 ordinal, u32 stages) {
   extern __shared__ __align__(128) u8 shared[];
-  u8* queries = shared + stages * STAGE_BYTES;                   // [8 heads][256] f16
+  u8* queries = shared + stages * STORED_BYTES;                  // [8 heads][256] f16
   uint2* weights = (uint2*)(queries + GROUP_HEADS * ROW_BYTES);  // [4 warps][32 lanes]: left operands of W V
   float* exchange = (float*)(weights + THREADS);                 // [4 warps][8 heads]
   launch_dependents();
@@ -34,7 +34,9 @@ __device__ __forceinline__ void attend(const Step* step, const float* proj, cons
   auto fetch = [&](int page) {
     if (page < last) {
       const u8* from = page_of(step->pages[segment], page, ordinal, kv_head);
-      fetch_page<THREADS>(shared_address(shared) + (page - first) % stages * STAGE_BYTES, from, thread);
+      const u32 to = shared_address(shared) + (page - first) % stages * STORED_BYTES;
+      if (KV8) fetch_page8<THREADS>(to, from, thread);
+      else fetch_page<THREADS>(to, from, thread);
     }
     copies_commit();
   };
@@ -61,10 +63,18 @@ __device__ __forceinline__ void attend(const Step* step, const float* proj, cons
   const int slot = position % PAGE_TOKENS;
   uint4 key;
   u16 value[2];
-  if (newest) {
+  Row8 row8;  // KV8: of a key in warp 3, of a value in warp 2
+  if (KV8 && newest && warp >= 2) {
+    u8* page = page_of(step->pages[segment], pages - 1, ordinal, kv_head);
+    row8 = warp == 3 ? new_key8(in, k_weight, turns, kv_head, lane) : new_value8(in, kv_head, lane);
+    warp == 3 ? put_key8(page, slot, lane, row8) : put_value8(page, slot, lane, row8);
+  }
+  if (!KV8 && newest) {
     u8* page = page_of(step->pages[segment], pages - 1, ordinal, kv_head);
     if (warp == 3) {
-      key = new_key(in, k_weight, turns, kv_head, lane);
+      float v[8];
+      new_key(in, k_weight, turns, kv_head, lane, v);
+      key = pack8(v);
       *(uint4*)(page + key_place(slot, lane)) = key;
     }
     const float* v = in + FIRST_VALUE + kv_head * HEAD_DIM;
@@ -80,10 +90,14 @@ __device__ __forceinline__ void attend(const Step* step, const float* proj, cons
   float out[8][4] = {};                        // dims 64 warp + 8 n + 2 t + {0, 1} of head g; rows 8 to 15 of the tile are empty
   float most = -infinity(), total = 0;
   for (int page = first; page < last; ++page) {
-    u8* stage = shared + (page - first) % stages * STAGE_BYTES;
+    u8* stage = shared + (page - first) % stages * STORED_BYTES;
     copies_wait(stages - 1);
     __syncthreads();
-    if (newest && page == pages - 1) {
+    if (KV8 && newest && page == pages - 1) {
+      if (warp >= 2) warp == 3 ? put_key8(stage, slot, lane, row8) : put_value8(stage, slot, lane, row8);
+      __syncthreads();
+    }
+    if (!KV8 && newest && page == pages - 1) {
       if (warp == 3) *(uint4*)(stage + slot * ROW_BYTES + swap(lane, slot) * 16) = key;
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
@@ -93,13 +107,22 @@ __device__ __forceinline__ void attend(const Step* step, const float* proj, cons
       __syncthreads();
     }
     float score[2][4] = {};
+    uint4 bytes[2];  // KV8: of two tokens, for two steps
+    float scales[2];
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       const uint4 q = *(const uint4*)(queries + g * ROW_BYTES + swap(i * 4 + t, g) * 16);
 #pragma unroll
       for (int u = 0; u < 2; ++u) {
         const int token = half * 32 + g / 2 * 8 + part * 4 + u * 2 + g % 2;
-        const uint4 k = *(const uint4*)(stage + token * ROW_BYTES + swap(i * 4 + t, token) * 16);
+        uint4 k;
+        if (KV8) {
+          if (i == 0) scales[u] = key8_scales(stage)[token];
+          if (i % 2 == 0) bytes[u] = *(const uint4*)(stage + key8_block(token, i / 2) + t * 16);
+          k = i % 2 ? expand8(bytes[u].z, bytes[u].w, scales[u]) : expand8(bytes[u].x, bytes[u].y, scales[u]);
+        } else {
+          k = *(const uint4*)(stage + token * ROW_BYTES + swap(i * 4 + t, token) * 16);
+        }
         mma_f16(score[u], q.x, 0, q.y, 0, k.x, k.y);
         mma_f16(score[u], q.z, 0, q.w, 0, k.z, k.w);
       }
@@ -133,15 +156,27 @@ __device__ __forceinline__ void attend(const Step* step, const float* proj, cons
     for (int n = 0; n < 8; ++n)
 #pragma unroll
       for (int c = 0; c < 2; ++c) out[n][c] *= shrink;
+    constexpr int AT_ONCE = KV8 ? 4 : 8;  // tiles of dims, of which bytes of both halves are read together
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const uint2 w0 = weights[(h * 2) * 32 + lane], w1 = weights[(h * 2 + 1) * 32 + lane];
+    for (int n0 = 0; n0 < 8; n0 += AT_ONCE) {
+      uint4 bytes[AT_ONCE];
+      float scales[2][8];
+      if (KV8) {
+        load_scales8(value8_scales(stage), t, scales);
 #pragma unroll
-      for (int n = 0; n < 8; ++n) {
-        const int dim = warp * 64 + n * 8 + g;
-        const uint4 v = *(const uint4*)(stage + PART_BYTES + dim * VALUE_ROW_BYTES + swap(h * 4 + t, dim) * 16);
-        mma_f16(out[n], w0.x, 0, w0.y, 0, v.x, v.y);
-        mma_f16(out[n], w1.x, 0, w1.y, 0, v.z, v.w);
+        for (int n = 0; n < AT_ONCE; ++n) bytes[n] = *(const uint4*)(stage + PART8_BYTES + (warp * 64 + (n0 + n) * 8 + g) * BLOCK8 + t * 16);
+      }
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const uint2 w0 = weights[(h * 2) * 32 + lane], w1 = weights[(h * 2 + 1) * 32 + lane];
+#pragma unroll
+        for (int n = 0; n < AT_ONCE; ++n) {
+          const int dim = warp * 64 + (n0 + n) * 8 + g;
+          const uint4 v = !KV8 ? *(const uint4*)(stage + PART_BYTES + dim * VALUE_ROW_BYTES + swap(h * 4 + t, dim) * 16)
+                          : h ? expand8(bytes[n].z, bytes[n].w, scales[1]) : expand8(bytes[n].x, bytes[n].y, scales[0]);
+          mma_f16(out[n0 + n], w0.x, 0, w0.y, 0, v.x, v.y);
+          mma_f16(out[n0 + n], w1.x, 0, w1.y, 0, v.z, v.w);
+        }
       }
     }
     __syncthreads();
@@ -162,7 +197,7 @@ __device__ __forceinline__ void attend(const Step* step, const float* proj, cons
 }
 
 // One row: the new position's key and value come from `proj`.
-LAUNCH(attn_core, SPANS, THREADS, FIXED_BYTES)  // and STAGE_BYTES for each stage
+LAUNCH(attn_core, SPANS, THREADS, FIXED_BYTES)  // and STORED_BYTES for each stage
 extern "C" __global__ void __launch_bounds__(THREADS)
     attn_core(const Step* step, const float* proj, const float* q_norm, const float* k_norm, const float* inv_freq, float* acc,
               float* sums, u32 ordinal, u32 stages) {
@@ -192,7 +227,16 @@ extern "C" __global__ void __launch_bounds__(HEAD_DIM)
   load_head(k_norm, lane, weight);
   wait_predecessors();
   const float* in = proj + (u64)row * ATTN_STRIDE;
-  if (threadIdx.x < 32) *(uint4*)(page + key_place(slot, lane)) = new_key(in, weight, turns, kv_head, lane);
+  if (KV8) {
+    if (threadIdx.x < 32) put_key8(page, slot, lane, new_key8(in, weight, turns, kv_head, lane));
+    else if (threadIdx.x < 64) put_value8(page, slot, lane, new_value8(in, kv_head, lane));
+    return;
+  }
+  if (threadIdx.x < 32) {
+    float v[8];
+    new_key(in, weight, turns, kv_head, lane, v);
+    *(uint4*)(page + key_place(slot, lane)) = pack8(v);
+  }
   const float value = in[FIRST_VALUE + kv_head * HEAD_DIM + threadIdx.x];
   *(u16*)(page + value_place(threadIdx.x, slot)) = to_f16(value);
 }

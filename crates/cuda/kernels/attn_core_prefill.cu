@@ -1,6 +1,7 @@
 // attn_core of a prompt: keys and values into the cache, attention of all new positions over the cache, the output gate.
 //
 // attn_kv_prefill: keys and values into the cache, queries to where attention finds them; grid (KV heads, groups of positions).
+// attn_expand_prefill: what is stored in 8 bits as f16, as attention reads it.
 // attn_core_prefill: attn_wgmma.cuh on Hopper, attn_mma.cuh elsewhere.
 #include "attention.cuh"
 #include "gemm.cuh"
@@ -26,6 +27,7 @@ extern "C" __global__ void __launch_bounds__(KV_THREADS)
   if (first_row >= rows) return;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, row = first_row + warp;
   const int dim = threadIdx.x % HEAD_DIM, eight = threadIdx.x / HEAD_DIM * 8;
+  __shared__ u8 value_bytes[KV8 ? QUERY_POSITIONS : 1][HEAD_DIM];
   const auto there = [&](int row) { return row >= 0 && row < rows; };
   // All is asked for before anything is waited for.
   float v[GROUP_HEADS][8] = {}, key[8], q_weight[8], k_weight[8], value[8];
@@ -35,8 +37,9 @@ extern "C" __global__ void __launch_bounds__(KV_THREADS)
     for (int head = 0; head < GROUP_HEADS; ++head) load_head(in + (kv_head * GROUP_HEADS + head) * 2 * HEAD_DIM, lane, v[head]);
     load_head(in + FIRST_KEY + kv_head * HEAD_DIM, lane, key);
   }
+  if (KV8 && there(row)) load_head(proj + (u64)row * ATTN_STRIDE + FIRST_VALUE + kv_head * HEAD_DIM, lane, value);
 #pragma unroll
-  for (int i = 0; i < 8; ++i) {
+  for (int i = 0; i < 8 && !KV8; ++i) {
     const int of = first_row + eight + i;
     value[i] = there(of) ? proj[(u64)of * ATTN_STRIDE + FIRST_VALUE + kv_head * HEAD_DIM + dim] : 0;
   }
@@ -46,7 +49,26 @@ extern "C" __global__ void __launch_bounds__(KV_THREADS)
 
   u8* page = page_of(prompt->pages, position0 / PAGE_TOKENS, ordinal, kv_head);
   const int slot = position0 % PAGE_TOKENS;
-  if (there(first_row + eight) && there(first_row + eight + 7)) {
+  if (KV8) {
+    // A warp rounds a position's value; then a thread has a dim's of eight positions.
+    if (there(row)) {
+      const Row8 rounded = round8(value);
+      *(uint2*)&value_bytes[warp][lane * 8] = rounded.bytes;
+      if (lane == 0) value8_scales(page)[slot + warp] = rounded.scale;
+    }
+    __syncthreads();
+    u8* to = page + value8_place(dim, slot + eight);
+    if (there(first_row + eight) && there(first_row + eight + 7)) {
+      u32 words[2] = {0, 0};
+#pragma unroll
+      for (int i = 0; i < 8; ++i) words[i / 4] |= (u32)value_bytes[eight + i][dim] << i % 4 * 8;
+      *(uint2*)to = make_uint2(words[0], words[1]);
+    } else {
+#pragma unroll
+      for (int i = 0; i < 8; ++i)
+        if (there(first_row + eight + i)) to[i] = value_bytes[eight + i][dim];
+    }
+  } else if (there(first_row + eight) && there(first_row + eight + 7)) {
     *(uint4*)(page + value_place(dim, slot + eight)) = pack8(value);
   } else {
 #pragma unroll
@@ -55,7 +77,8 @@ extern "C" __global__ void __launch_bounds__(KV_THREADS)
   }
   if (there(row)) {
     norm_and_turn(key, k_weight, turns, lane);
-    *(uint4*)(page + key_place(slot + warp, lane)) = pack8(key);
+    if (KV8) put_key8(page, slot + warp, lane, round8(key));
+    else *(uint4*)(page + key_place(slot + warp, lane)) = pack8(key);
   }
   load_head(q_norm, lane, q_weight);
   u8* tile = queries + (u64)(group * KV_HEADS + kv_head) * QUERY_BYTES;
@@ -64,6 +87,45 @@ extern "C" __global__ void __launch_bounds__(KV_THREADS)
     norm_and_turn(v[head], q_weight, turns, lane);
     *(uint4*)(tile + query_place(warp * GROUP_HEADS + head, lane)) = query8(v[head]);
   }
+}
+
+#if KV_BITS == 8
+// attn_expand_prefill: all pages of a layer up to the prompt's last, [pages][KV_HEADS] of STAGE_BYTES, as pages of f16 are. A block takes one page of
+// a KV head after the other. 1,560 bytes a position and KV head from and to memory, which is a hundredth of a long prompt's attention.
+constexpr int EXPAND_THREADS = 256, EXPAND_BLOCKS = 8;  // of a multiprocessor
+LAUNCH_ROWS(attn_expand_prefill, EXPAND_BLOCKS * MULTIPROCESSORS, EXPAND_THREADS, 0, 0x7fffffff)
+extern "C" __global__ void __launch_bounds__(EXPAND_THREADS) attn_expand_prefill(const Prompt* prompt, u8* expanded, u32 ordinal) {
+  const int pages = (prompt->position + prompt->rows - 1) / PAGE_TOKENS + 1;
+  constexpr int LINES = EXPAND_THREADS / 4;  // a thread has a quarter of a line, whose 16 numbers are two units of f16
+  const int first_line = threadIdx.x / 4, t = threadIdx.x % 4;
+  for (int i = blockIdx.x; i < pages * KV_HEADS; i += gridDim.x) {
+    u8* page = page_of(prompt->pages, i / KV_HEADS, ordinal, i % KV_HEADS);
+    u8* to = expanded + (u64)i * STAGE_BYTES;
+    const auto put = [&](u8* part, int row, uint4 early, uint4 late) {
+      *(uint4*)(part + row * LINE_BYTES + line_unit(t, row) * 16) = early;
+      *(uint4*)(part + row * LINE_BYTES + line_unit(t + 4, row) * 16) = late;
+    };
+    uint4 keys[HEAD_DIM / BLOCK8], values[HEAD_DIM / LINES];
+    float scales[2][8];
+    static_assert(LINES == PAGE_TOKENS, "a thread has one position's keys");
+#pragma unroll
+    for (int block = 0; block < HEAD_DIM / BLOCK8; ++block) keys[block] = __ldcs((const uint4*)(page + key8_block(first_line, block) + t * 16));
+#pragma unroll
+    for (int j = 0; j < HEAD_DIM / LINES; ++j) values[j] = __ldcs((const uint4*)(page + PART8_BYTES + (j * LINES + first_line) * BLOCK8 + t * 16));
+    const float scale = key8_scales(page)[first_line];
+    load_scales8(value8_scales(page), t, scales);
+#pragma unroll
+    for (int block = 0; block < HEAD_DIM / BLOCK8; ++block)
+      put(to + block * KEY_BLOCK_BYTES, first_line, expand8(keys[block].x, keys[block].y, scale), expand8(keys[block].z, keys[block].w, scale));
+#pragma unroll
+    for (int j = 0; j < HEAD_DIM / LINES; ++j)
+      put(to + PART_BYTES, j * LINES + first_line, expand8(values[j].x, values[j].y, scales[0]), expand8(values[j].z, values[j].w, scales[1]));
+  }
+}
+#endif
+// Where attention of a prompt reads a page.
+__device__ __forceinline__ const u8* prompt_page(const Prompt* prompt, const u8* expanded, int page, u32 ordinal, int kv_head) {
+  return KV8 ? expanded + (u64)(page * KV_HEADS + kv_head) * STAGE_BYTES : page_of(prompt->pages, page, ordinal, kv_head);
 }
 
 #if WARPGROUPS

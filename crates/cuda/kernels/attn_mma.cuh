@@ -21,7 +21,7 @@ __device__ __forceinline__ void pair_barrier(int pair) { asm volatile("bar.sync 
 
 LAUNCH_ROWS(attn_core_prefill, KV_HEADS, THREADS, attention_bytes(PAIRS, STAGES), POSITIONS)
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-    attn_core_prefill(const Prompt* prompt, const float* proj, const u8* prepared, float* mixed, u8*, u32*, u32 ordinal) {
+    attn_core_prefill(const Prompt* prompt, const float* proj, const u8* prepared, float* mixed, u8*, u32*, const u8* expanded, u32 ordinal) {
   extern __shared__ __align__(16) u8 shared[];
   const int start = prompt->position, rows = prompt->rows, kv_head = blockIdx.x;
   const int groups = (start + rows - 1) / POSITIONS - start / POSITIONS + 1;
@@ -34,7 +34,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   uint4* weights = (uint4*)(queries + PAIRS * PAIR_ROWS * ROW_BYTES + pair * WEIGHT_BYTES);
   float* exchange = (float*)(queries + PAIRS * (PAIR_ROWS * ROW_BYTES + WEIGHT_BYTES) + pair * EXCHANGE_BYTES);
   const auto fetch = [&](int page) {
-    if (page < pages) fetch_page<THREADS>(shared_address(shared) + page % STAGES * STAGE_BYTES, page_of(prompt->pages, page, ordinal, kv_head), thread);
+    if (page < pages) fetch_page<THREADS>(shared_address(shared) + page % STAGES * STAGE_BYTES, prompt_page(prompt, expanded, page, ordinal, kv_head), thread);
     copies_commit();
   };
   const u8* tile = prepared + (u64)((position0 / QUERY_POSITIONS - start / QUERY_POSITIONS) * KV_HEADS + kv_head) * QUERY_BYTES;

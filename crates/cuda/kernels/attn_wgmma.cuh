@@ -304,7 +304,8 @@ __device__ __forceinline__ void put_joined(const float4* partial, int parts, con
 
 LAUNCH_ROWS(attn_core_prefill, MULTIPROCESSORS, ATTENTION_THREADS, ATTENTION_SHARED, 0x7fffffff)
 extern "C" __global__ void __launch_bounds__(ATTENTION_THREADS, 1)
-    attn_core_prefill(const Prompt* prompt, const float* proj, const u8* queries, float* mixed, u8* partials, u32* arrived, u32 ordinal) {
+    attn_core_prefill(const Prompt* prompt, const float* proj, const u8* queries, float* mixed, u8* partials, u32* arrived,
+                      const u8* expanded, u32 ordinal) {
   extern __shared__ __align__(16) u8 shared[];
   const int thread = threadIdx.x, lane = thread % 32, warpgroup = __shfl_sync(~0u, thread / 128, 0);
   const u32 base = shared_address(shared) + ((0u - shared_address(shared)) & (ALIGNED - 1));
@@ -334,7 +335,7 @@ extern "C" __global__ void __launch_bounds__(ATTENTION_THREADS, 1)
         // Keys are one page ahead of values.
         const bool last = use == 2 * pages - 1, values = last || (use % 2 == 0 && use > 0);
         const int page = first + (last ? pages - 1 : values ? use / 2 - 1 : (use + 1) / 2);
-        const u8* from = page_of(prompt->pages, page, ordinal, work.kv_head) + (values ? PART_BYTES : 0);
+        const u8* from = prompt_page(prompt, expanded, page, ordinal, work.kv_head) + (values ? PART_BYTES : 0);
         barrier_wait(empty + place.slot * 8, place.phase ^ 1);
         barrier_expect(full + place.slot * 8, PART_BYTES);
         bulk_copy_expected(ring + place.slot * PART_BYTES, from, PART_BYTES, full + place.slot * 8);

@@ -245,6 +245,11 @@ __device__ __forceinline__ float from_f16(u16 h) {
   return x;
 }
 __device__ __forceinline__ u32 pack_f16(u16 low, u16 high) { return (u32)low | (u32)high << 16; }
+__device__ __forceinline__ u32 f16_pair(float low, float high) {
+  u32 pair;
+  asm("cvt.rn.satfinite.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
 
 // exp(x) from the unit for powers of two: relative error below 2^-21 where it matters (|x| < 90).
 __device__ __forceinline__ float fast_exp2(float x) {

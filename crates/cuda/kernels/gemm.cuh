@@ -14,11 +14,6 @@
 #include "prompt.cuh"
 #include "tiles.cuh"
 
-__device__ __forceinline__ u32 f16_pair(float low, float high) {
-  u32 pair;
-  asm("cvt.rn.satfinite.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-  return pair;
-}
 __device__ __forceinline__ float2 f16_floats(u32 pair) { return make_float2(from_f16((u16)pair), from_f16((u16)(pair >> 16))); }
 
 // Eight inputs a lane, one chunk a warp, as operands of one of `rows` rows.

@@ -24,7 +24,7 @@ use lily_engine::backend::{
 use lily_engine::meter::Meter;
 use lily_engine::sampler::SamplerState;
 use lily_gpu::decode::MAX_ROWS;
-use lily_gpu::layout::PAGE_TOKENS;
+use lily_gpu::layout::{KvFormat, PAGE_TOKENS};
 use lily_gpu::memory::Context;
 use lily_gpu::prompt::{self, PromptLayout};
 use lily_gpu::step::{self, LAST_SAMPLED, Segment, StepLayout};
@@ -52,6 +52,8 @@ pub struct CudaOptions {
     pub context: Context,
     /// The most bytes of the card that the backend may take, weights and all; what is free where that is less.
     pub memory_bytes: u64,
+    /// How keys and values are stored.
+    pub kv_format: KvFormat,
     /// Compiled kernels of earlier starts.
     pub cache: Cache,
 }
@@ -133,24 +135,25 @@ impl CudaBackend {
         options: &CudaOptions,
         progress: &(dyn Fn(u64, u64) + Sync),
     ) -> Result<CudaBackend, CudaError> {
-        let geometry = &weights.geometry;
+        let (geometry, kv_format) = (&weights.geometry, options.kv_format);
         let gpu = Gpu::open(options.device)?;
         let Planned { memory: memory_plan, plans, prompt_plans } =
-            MemoryPlan::of_model(&gpu, weights, options.context, options.memory_bytes)?;
+            MemoryPlan::of_model(&gpu, weights, kv_format, options.context, options.memory_bytes)?;
 
         let chip = gpu.card.chip();
         let machine = format!("{}, driver {}", gpu.card.name, gpu.card.driver);
-        let cubins = compile::all_files(geometry, &chip, &machine, &options.cache)?;
+        let cubins = compile::all_files(geometry, kv_format, &chip, &machine, &options.cache)?;
         let widest = &plans.last().expect("there is a plan for every bucket").1;
         let loaded = weights::load(&gpu, weights, widest, progress)?;
-        let programs = Programs::new(&gpu, plans, prompt_plans, &cubins, &loaded)?;
-        gpu.synchronize()?;
         let limit = usize::try_from(memory_plan.state).unwrap_or(usize::MAX);
+        let store = Store::new(&gpu, geometry, kv_format, limit);
+        let programs = Programs::new(&gpu, plans, prompt_plans, &cubins, &loaded, store.sizes.kv)?;
+        gpu.synchronize()?;
         Ok(CudaBackend {
             geometry: geometry.clone(),
             context_limit: memory_plan.context,
             memory_plan,
-            store: Store::new(&gpu, geometry, limit),
+            store,
             held: Meter::default(),
             sequences: HashMap::new(),
             snapshots: HashMap::new(),
@@ -427,7 +430,8 @@ impl Backend for CudaBackend {
 
     fn description(&self) -> String {
         let card = &self.store.gpu.card;
-        format!("CUDA, {} ({})", card.name, card.chip().architecture)
+        let kv = if self.store.sizes.kv.format() == KvFormat::Q8 { ", 8-bit KV cache" } else { "" };
+        format!("CUDA, {} ({}){kv}", card.name, card.chip().architecture)
     }
 
     /// As many as one pass takes; while streams run, what a card reads in a few hundredths of a second.
@@ -566,8 +570,8 @@ impl Backend for CudaBackend {
     }
 
     fn layout(&self) -> String {
-        let architecture = self.store.gpu.card.chip().architecture;
-        format!("cuda 1, {architecture}, pages of {PAGE_TOKENS}, {:?}", self.geometry)
+        let (architecture, format) = (self.store.gpu.card.chip().architecture, self.store.sizes.kv.format());
+        format!("cuda 2, {architecture}, {format:?} in pages of {PAGE_TOKENS}, {:?}", self.geometry)
     }
 
     fn export(&mut self, snapshot: SnapshotId) -> Result<Export, BackendError> {

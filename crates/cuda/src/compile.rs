@@ -5,6 +5,7 @@ use std::ptr;
 use std::thread;
 
 use cudarc::nvrtc::sys;
+use lily_gpu::layout::KvFormat;
 use lily_model::geometry::Geometry;
 
 use crate::cache::Cache;
@@ -19,15 +20,16 @@ pub struct Cubin {
     pub bytes: Vec<u8>,
 }
 
-/// Compiles all files of kernels, those that `cache` does not have. `machine` names what the code depends on beside
+/// Compiles all files of kernels for keys and values as `kv`, those that `cache` does not have. `machine` names what the code depends on beside
 /// sources and flags: driver and card.
 pub fn all_files(
     geometry: &Geometry,
+    kv: KvFormat,
     chip: &Chip,
     machine: &str,
     cache: &Cache,
 ) -> Result<Vec<Cubin>, CudaError> {
-    let flags = sources::flags(geometry, chip);
+    let flags = sources::flags(geometry, kv, chip);
     // Files are compiled beside each other: the compiler takes seconds for the larger ones.
     thread::scope(|scope| {
         let compiling: Vec<_> = FILES

@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use lily_engine::backend::BackendError;
 use lily_engine::meter::{Charge, Meter};
-use lily_gpu::layout::{KvFormat, KvLayout, StateLayout};
+use lily_gpu::layout::{KvFormat, KvLayout, PAGE_TOKENS, StateLayout};
+use lily_gpu::prefill::cuda;
 use lily_model::geometry::Geometry;
 
 use crate::driver::{Gpu, Memory};
@@ -20,12 +21,18 @@ pub struct Sizes {
     pub kv: KvLayout,
     /// Layout of a state.
     pub state: StateLayout,
+    /// What a prompt's attention unpacks a layer's part of a page into, where it is stored in 8 bits; else 0.
+    pub expanded_page: usize,
 }
 
 impl Sizes {
-    /// Those of a model.
-    pub fn new(geometry: &Geometry) -> Sizes {
-        Sizes { kv: KvLayout::new(geometry, KvFormat::F16), state: StateLayout::new(geometry) }
+    /// Those of a model whose keys and values are stored as `kv` says.
+    pub fn new(geometry: &Geometry, kv: KvFormat) -> Sizes {
+        Sizes {
+            kv: KvLayout::new(geometry, kv),
+            state: StateLayout::new(geometry),
+            expanded_page: cuda::expanded_bytes(geometry, kv, PAGE_TOKENS) as usize,
+        }
     }
 
     /// Bytes that a sequence of `tokens` tokens takes when it shares nothing.
@@ -66,9 +73,9 @@ pub struct State {
 }
 
 impl Store {
-    /// For a model on a card, with room for `limit` bytes.
-    pub fn new(gpu: &Arc<Gpu>, geometry: &Geometry, limit: usize) -> Store {
-        Store { gpu: Arc::clone(gpu), sizes: Sizes::new(geometry), meter: Meter::new(limit) }
+    /// For a model on a card whose keys and values are stored as `kv` says, with room for `limit` bytes.
+    pub fn new(gpu: &Arc<Gpu>, geometry: &Geometry, kv: KvFormat, limit: usize) -> Store {
+        Store { gpu: Arc::clone(gpu), sizes: Sizes::new(geometry, kv), meter: Meter::new(limit) }
     }
 
     /// A page of zeros.

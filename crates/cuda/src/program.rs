@@ -5,7 +5,7 @@ use std::ffi::c_void;
 use std::sync::Arc;
 
 use lily_gpu::decode::{self, MAX_ROWS, SPANS, Shape};
-use lily_gpu::layout::PAGE_TOKENS;
+use lily_gpu::layout::{KvFormat, KvLayout, PAGE_TOKENS};
 use lily_gpu::memory::shared_buffers;
 use lily_gpu::plan::{Arg, Dispatch, Plan, Role};
 use lily_gpu::prefill::cuda;
@@ -21,8 +21,6 @@ use crate::weights::Loaded;
 
 /// Shared memory that every kernel may have without being asked for.
 const COMMON_SHARED: u32 = 48 << 10;
-/// Keys and values of one KV head in a page: 64 positions of 256 elements, f16.
-const PAGE_OF_HEAD_BYTES: u32 = 2 * 64 * 256 * 2;
 /// What a block of the head leaves of a row: a logit and its index.
 const BEST_BYTES: u64 = 8;
 /// Where buffers begin.
@@ -46,17 +44,18 @@ pub fn plans(weights: &Weights, target: Target) -> Vec<(Shape, Plan)> {
 /// How many tokens the programs of prompts take at the most; a prompt is cut into pieces of the last one's.
 pub const PROMPT_ROWS: [usize; 8] = [64, 128, 256, 512, 1024, 2048, 4096, cuda::MOST_ROWS];
 
-/// The plans of prompts, the longer ones left out whose kernels would hand each other more than `room` bytes.
-pub fn prompt_plans(weights: &Weights, room: u64) -> Vec<(Shape, Plan)> {
-    let shapes =
-        PROMPT_ROWS.map(|rows| Shape { rows, context: weights.geometry.max_context, sampled: false });
-    let plans = shapes.into_iter().map(|shape| (shape, cuda::record(weights, shape)));
-    plans.take_while(|(_, plan)| workspace_bytes([plan]) <= room).collect()
+/// The plans of prompts of sequences of at most `context` positions, the longer ones left out whose kernels would hand each
+/// other more than `room` bytes, pages in another format not counted.
+pub fn prompt_plans(weights: &Weights, target: Target, context: usize, room: u64) -> Vec<(Shape, Plan)> {
+    let expanded = cuda::expanded_bytes(&weights.geometry, target.kv(), context);
+    let shapes = PROMPT_ROWS.map(|rows| Shape { rows, context, sampled: false });
+    let plans = shapes.into_iter().map(|shape| (shape, cuda::record(weights, target, shape)));
+    plans.take_while(|(_, plan)| workspace_bytes([plan]) <= room.saturating_add(expanded)).collect()
 }
 
-/// The card that plans are made for.
-pub fn target(card: &Card) -> Target {
-    Target::Cuda { cores: card.multiprocessors }
+/// The card that plans are made for, with keys and values stored as `kv` says.
+pub fn target(card: &Card, kv: KvFormat) -> Target {
+    Target::Cuda { cores: card.multiprocessors, kv }
 }
 
 /// What the program allocates, other than loading it or finding it through a sequence.
@@ -90,13 +89,14 @@ impl Programs {
         mut prompt_plans: Vec<(Shape, Plan)>,
         cubins: &[Cubin],
         weights: &Loaded,
+        kv: KvLayout,
     ) -> Result<Programs, CudaError> {
         let modules: Modules = cubins
             .iter()
             .map(|cubin| Ok((cubin.file, gpu.load(&cubin.bytes)?)))
             .collect::<Result<_, CudaError>>()?;
         for (_, plan) in &mut plans {
-            take_shapes(gpu, plan, &modules)?;
+            take_shapes(gpu, plan, &modules, kv)?;
         }
         for (_, plan) in &mut prompt_plans {
             take_prompt_shapes(plan, &modules)?;
@@ -239,7 +239,7 @@ fn take_prompt_shapes(plan: &mut Plan, modules: &Modules) -> Result<(), CudaErro
 
 /// Takes over the launch shapes that the kernels were compiled for, as their modules name them: blocks along x,
 /// threads, shared memory. How many rows a launch is for is the plan's to say.
-fn take_shapes(gpu: &Gpu, plan: &mut Plan, modules: &Modules) -> Result<(), CudaError> {
+fn take_shapes(gpu: &Gpu, plan: &mut Plan, modules: &Modules, kv: KvLayout) -> Result<(), CudaError> {
     let Plan { buffers, dispatches, .. } = plan;
     for dispatch in dispatches {
         let [blocks, threads, shared_bytes, takes_all] = shape_of(modules, dispatch)?;
@@ -258,10 +258,11 @@ fn take_shapes(gpu: &Gpu, plan: &mut Plan, modules: &Modules) -> Result<(), Cuda
             }
             Stage::AttnCore if dispatch.kernel.starts_with("attn_core") => {
                 // Beside what the kernel always has, its pages under way, as many as the card has room for.
-                let room = gpu.card.shared_bytes.saturating_sub(shared_bytes) / PAGE_OF_HEAD_BYTES;
+                let page = kv.head_bytes() as u32;
+                let room = gpu.card.shared_bytes.saturating_sub(shared_bytes) / page;
                 if let Some(Arg::Value(pages)) = dispatch.args.last_mut() {
                     *pages = (*pages).min(room).max(1);
-                    dispatch.shared_bytes += *pages * PAGE_OF_HEAD_BYTES;
+                    dispatch.shared_bytes += *pages * page;
                 }
             }
             _ => {}

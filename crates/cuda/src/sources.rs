@@ -1,7 +1,7 @@
 //! The kernels' sources, as they are embedded in the program, and the macros that make them this model's.
 
 use lily_gpu::decode::{MAX_ROWS, SPANS};
-use lily_gpu::layout::PAGE_TOKENS;
+use lily_gpu::layout::{KvFormat, PAGE_TOKENS};
 use lily_gpu::macros::macros;
 use lily_gpu::prefill::cuda::{BLOCK_TILES, SELECT_ROWS, SORT_ROWS};
 use lily_gpu::stage::Stage;
@@ -10,12 +10,13 @@ use lily_model::geometry::Geometry;
 use crate::error::CudaError;
 
 /// What the kernels include.
-pub const HEADERS: [(&str, &str); 12] = [
+pub const HEADERS: [(&str, &str); 13] = [
     ("common.cuh", include_str!("../kernels/common.cuh")),
     ("tiles.cuh", include_str!("../kernels/tiles.cuh")),
     ("choice.cuh", include_str!("../kernels/choice.cuh")),
     ("delta.cuh", include_str!("../kernels/delta.cuh")),
     ("delta_chunk.cuh", include_str!("../kernels/delta_chunk.cuh")),
+    ("kv8.cuh", include_str!("../kernels/kv8.cuh")),
     ("attention.cuh", include_str!("../kernels/attention.cuh")),
     ("attn_mma.cuh", include_str!("../kernels/attn_mma.cuh")),
     ("attn_wgmma.cuh", include_str!("../kernels/attn_wgmma.cuh")),
@@ -83,15 +84,20 @@ pub struct Chip {
     pub shared_bytes: u32,
 }
 
-/// The compiler's flags for a model on a chip.
-pub fn flags(geometry: &Geometry, chip: &Chip) -> Vec<String> {
-    let of_chip = [
+/// The compiler's flags for a model on a chip whose keys and values are stored as `kv` says.
+pub fn flags(geometry: &Geometry, kv: KvFormat, chip: &Chip) -> Vec<String> {
+    let kv_bits = match kv {
+        KvFormat::F16 => 16,
+        KvFormat::Q8 => 8,
+    };
+    let others = [
+        ("KV_BITS", kv_bits.to_string()),
         ("MULTIPROCESSORS", chip.multiprocessors.to_string()),
         ("SHARED_LIMIT", chip.shared_bytes.to_string()),
     ];
     let mut flags =
         vec![format!("-arch={}", chip.architecture), "-std=c++17".to_owned(), "-default-device".to_owned()];
-    let defined = macros(geometry).into_iter().chain(of_chip);
+    let defined = macros(geometry).into_iter().chain(others);
     flags.extend(defined.map(|(name, value)| format!("-D{name}={value}")));
     flags
 }
@@ -165,10 +171,15 @@ mod tests {
     #[test]
     fn the_flags_name_the_geometry() {
         let chip = Chip { architecture: "sm_90a".into(), multiprocessors: 132, shared_bytes: 232_448 };
-        let flags = flags(&Geometry::qwen3_6_35b_a3b(), &chip);
-        for flag in
-            ["-arch=sm_90a", "-DMULTIPROCESSORS=132", "-DHIDDEN=2048", "-DRMS_EPS=1e-6f", "-DATTN_LAYERS=10"]
-        {
+        let flags = flags(&Geometry::qwen3_6_35b_a3b(), KvFormat::Q8, &chip);
+        for flag in [
+            "-arch=sm_90a",
+            "-DMULTIPROCESSORS=132",
+            "-DHIDDEN=2048",
+            "-DRMS_EPS=1e-6f",
+            "-DATTN_LAYERS=10",
+            "-DKV_BITS=8",
+        ] {
             assert!(flags.iter().any(|known| known == flag), "{flag} in {flags:?}");
         }
     }

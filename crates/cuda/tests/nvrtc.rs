@@ -5,6 +5,7 @@
 
 use lily_cuda::sources::{Chip, FILES};
 use lily_cuda::{compile, sources};
+use lily_gpu::layout::KvFormat;
 use lily_model::checkpoint::Checkpoint;
 use lily_model::geometry::Geometry;
 
@@ -42,20 +43,31 @@ fn every_kernel_compiles_for_every_architecture_and_none_spills() {
     };
     println!("NVRTC {major}.{minor}");
     let demo = Checkpoint::demo().unwrap();
-    for geometry in [&Geometry::qwen3_6_35b_a3b(), demo.geometry()] {
+    // The format of keys and values is attention's alone.
+    let attention: Vec<_> = FILES.into_iter().filter(|file| file.name.starts_with("attn_core")).collect();
+    assert_eq!(attention.len(), 2);
+    let (full, formats) =
+        (Geometry::qwen3_6_35b_a3b(), [(KvFormat::F16, &FILES[..]), (KvFormat::Q8, &attention)]);
+    let cases =
+        [&full, demo.geometry()].into_iter().flat_map(|geometry| formats.map(|format| (geometry, format)));
+    for (geometry, (kv, files)) in cases {
         for (architecture, multiprocessors, shared_bytes) in CHIPS {
             let chip = Chip { architecture: architecture.to_owned(), multiprocessors, shared_bytes };
-            let mut flags = sources::flags(geometry, &chip);
+            let mut flags = sources::flags(geometry, kv, &chip);
             flags.push(VERBOSE.to_owned());
             std::thread::scope(|scope| {
-                for file in FILES {
+                for &file in files {
                     let flags = &flags;
                     scope.spawn(move || {
                         let (cubin, log) = compile::compile(file, architecture, flags).unwrap();
                         let log = log.expect("the assembler says what each kernel takes");
                         assert!(!cubin.is_empty() && log.contains("Compiling entry function"), "{log}");
                         let spilling = spilling(&log);
-                        assert!(spilling.is_empty(), "{} on {architecture}: {spilling:?}", file.name);
+                        assert!(
+                            spilling.is_empty(),
+                            "{} of {kv:?} on {architecture}: {spilling:?}",
+                            file.name
+                        );
                     });
                 }
             });

@@ -17,7 +17,7 @@ use lily_model::cost::used_experts;
 use lily_model::geometry::{Geometry, LayerKind};
 use lily_model::weights::{Format, LayerWeights, Matrix, Weights};
 
-use crate::layout::{KvLayout, PAGE_TOKENS, StateLayout};
+use crate::layout::{KvFormat, KvLayout, PAGE_TOKENS, StateLayout};
 use crate::packing::{self, BF16, Group};
 use crate::plan::{BufferId, Mode, Plan, Recorder, Recording, Role};
 use crate::sampling;
@@ -63,10 +63,13 @@ pub fn long_context(context: usize) -> bool {
     context > SPANS * PAGE_TOKENS
 }
 
-/// Pages that a block of attention has under way.
-pub fn pages_ahead(context: usize) -> u32 {
-    const MOST: u32 = 3;
-    if long_context(context) { MOST } else { 1 }
+/// Pages that a block of attention has under way on CUDA: what was fastest of either format on an H200.
+pub fn pages_ahead(context: usize, kv: KvFormat) -> u32 {
+    match (kv, long_context(context)) {
+        (KvFormat::F16, false) => 1,
+        (KvFormat::F16, true) | (KvFormat::Q8, false) => 3,
+        (KvFormat::Q8, true) => 4,
+    }
 }
 
 /// Records a decode step of `weights`, of which only shapes and formats are looked at.
@@ -282,7 +285,7 @@ impl<'a> Pass<'a> {
             recording =
                 newest.fold(recording, |recording, range| recording.reach(kv, range, Mode::Write, position));
         }
-        let ahead = self.to.pools.is_none().then(|| pages_ahead(context));
+        let ahead = self.to.pools.is_none().then(|| pages_ahead(context, self.target.kv()));
         recording.value(ordinal as u32).when(ahead, Recording::value).launch(attention_launch).end();
         self.recorder
             .dispatch("attn_merge", Stage::AttnCore, Some(index))

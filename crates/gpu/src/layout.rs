@@ -6,8 +6,9 @@
 //!   has one table of pages, whatever its layers, and a page is shared, copied and counted as one thing:
 //!   `[attention layers][kv_heads]`, and of each as [`KvFormat`] says. Zero where nothing was written.
 //!   f16: the keys `[PAGE_TOKENS][head_dim]`, then the values, transposed, `[head_dim][PAGE_TOKENS]`: so scores and
-//!   weighted sums both run along memory. 8 bits: the keys and then the values, i8 `[PAGE_TOKENS][head_dim]`, then the
-//!   scales of the keys and then of the values, f32 `[PAGE_TOKENS]`.
+//!   weighted sums both run along memory. 8 bits: the keys and then the values, i8 `[PAGE_TOKENS][head_dim]` (CUDA:
+//!   values transposed), then the scales of the keys and then of the values, f32 `[PAGE_TOKENS]`. In which order numbers
+//!   stand within each part is for CUDA's kernels to say.
 //! - A **state** holds all Gated DeltaNet layers of a sequence, first all recurrent matrices, then all tails of
 //!   the convolution: `[delta layers][value_heads][value_dim][key_dim]`, then
 //!   `[delta layers][conv_width - 1][conv_channels]` (oldest input first), f32.
@@ -72,6 +73,11 @@ impl KvLayout {
     /// Bytes that one position takes in all layers.
     pub fn token_bytes(&self) -> usize {
         self.layers * self.position_bytes()
+    }
+
+    /// Bytes of a page that belong to one KV head of an attention layer.
+    pub fn head_bytes(&self) -> usize {
+        self.layer_bytes() / self.kv_heads
     }
 
     /// Bytes of a page that belong to one attention layer.

@@ -219,7 +219,8 @@ mod tests {
             assert!(memory > arithmetic, "{}", chip.name);
         }
         let count = 4096;
-        let plan = cuda::record(&weights, Shape { rows: count, context: count, sampled: false });
+        let plan =
+            cuda::record(&weights, Target::HOPPER, Shape { rows: count, context: count, sampled: false });
         let pass = Tally::pass(&plan, &weights, Tokens { seen: 0, count, heads: 0 });
         let Floors { memory, arithmetic } = pass.floors(Stage::DeltaIn, &H200);
         assert!(arithmetic > memory, "{arithmetic} and {memory}");

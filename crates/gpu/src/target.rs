@@ -16,6 +16,8 @@ pub enum Target {
     Cuda {
         /// Its streaming multiprocessors.
         cores: u32,
+        /// How keys and values are stored.
+        kv: KvFormat,
     },
     /// An Apple GPU.
     Metal {
@@ -96,7 +98,7 @@ const ROW_THREADS: u32 = 256;
 
 impl Target {
     /// An H100 or H200, for plans that are made without a card.
-    pub const HOPPER: Target = Target::Cuda { cores: 132 };
+    pub const HOPPER: Target = Target::Cuda { cores: 132, kv: KvFormat::F16 };
     /// An Apple GPU of the Max class, for plans that are made without one.
     pub const APPLE_MAX: Target = Target::Metal { cores: 40, kv: KvFormat::F16 };
 
@@ -108,20 +110,18 @@ impl Target {
         }
     }
 
-    /// The same with keys and values that are stored as `kv` says, where the device has the choice.
+    /// The same with keys and values that are stored as `kv` says.
     pub fn with_kv(self, kv: KvFormat) -> Target {
         match self {
-            Target::Cuda { .. } => self,
+            Target::Cuda { cores, .. } => Target::Cuda { cores, kv },
             Target::Metal { cores, .. } => Target::Metal { cores, kv },
         }
     }
 
     /// How keys and values are stored.
     pub fn kv(self) -> KvFormat {
-        match self {
-            Target::Cuda { .. } => KvFormat::F16,
-            Target::Metal { kv, .. } => kv,
-        }
+        let (Target::Cuda { kv, .. } | Target::Metal { kv, .. }) = self;
+        kv
     }
 
     /// Bytes of a row of what the experts multiply: rounded integers with their factors and the norm's, or f32.
@@ -185,7 +185,7 @@ impl Target {
                 self.tiles(moe.top_k * moe.expert_width.div_ceil(ROW_GROUP), 1, DENSE_WARPS)
             }
             // Blocks that stay and take one run of rows that share an expert after the other.
-            Target::Cuda { cores } => Launch::plain([cores, 1, 1], (EXPERT_WARPS * WARP) as u32),
+            Target::Cuda { cores, .. } => Launch::plain([cores, 1, 1], (EXPERT_WARPS * WARP) as u32),
             Target::Metal { .. } => {
                 self.metal(batch * moe.top_k * moe.expert_width.div_ceil(METAL_TILE / 2), 1)
             }
@@ -199,7 +199,7 @@ impl Target {
                 let grid = [hidden.div_ceil(TILE_ROWS) as u32, 1, 1];
                 Launch::plain(grid, ((moe.top_k + 1) * WARP) as u32)
             }
-            Target::Cuda { cores } => Launch::plain([cores, 1, 1], (EXPERT_WARPS * WARP) as u32),
+            Target::Cuda { cores, .. } => Launch::plain([cores, 1, 1], (EXPERT_WARPS * WARP) as u32),
             Target::Metal { .. } if batch == 1 => self.metal(hidden.div_ceil(METAL_SMALL_TILE), 1),
             Target::Metal { .. } => self.metal(batch * (moe.top_k + 1) * hidden.div_ceil(METAL_TILE), 1),
         }
@@ -207,7 +207,7 @@ impl Target {
 
     /// Tiles dealt out evenly, at most one block to a core.
     fn tiles(self, tiles: usize, groups: usize, warps: usize) -> Launch {
-        let (Target::Cuda { cores } | Target::Metal { cores, .. }) = self;
+        let (Target::Cuda { cores, .. } | Target::Metal { cores, .. }) = self;
         let blocks = tiles.div_ceil(tiles.div_ceil(cores as usize));
         Launch::plain([blocks as u32, groups as u32, 1], (warps * WARP) as u32)
     }
@@ -215,7 +215,7 @@ impl Target {
     /// Threadgroups for the tiles of a matrix (y), dealt out evenly, and for a few rows of the step each (x): those that
     /// read the same tile are neighbours.
     fn metal(self, tiles: usize, batch: usize) -> Launch {
-        let (Target::Cuda { cores } | Target::Metal { cores, .. }) = self;
+        let (Target::Cuda { cores, .. } | Target::Metal { cores, .. }) = self;
         let groups = tiles.div_ceil(tiles.div_ceil(cores as usize * METAL_GROUPS));
         Launch::plain([batch.div_ceil(METAL_ROW_GROUP) as u32, groups as u32, 1], METAL_THREADS)
     }
@@ -224,11 +224,12 @@ impl Target {
 impl std::fmt::Display for Target {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Target::Cuda { cores } => write!(f, "CUDA with {cores} multiprocessors"),
-            Target::Metal { cores, kv: KvFormat::F16 } => write!(f, "Metal with {cores} cores"),
-            Target::Metal { cores, kv: KvFormat::Q8 } => {
-                write!(f, "Metal with {cores} cores, keys and values in 8 bits")
-            }
+            Target::Cuda { cores, .. } => write!(f, "CUDA with {cores} multiprocessors")?,
+            Target::Metal { cores, .. } => write!(f, "Metal with {cores} cores")?,
+        }
+        match self.kv() {
+            KvFormat::F16 => Ok(()),
+            KvFormat::Q8 => f.write_str(", keys and values in 8 bits"),
         }
     }
 }

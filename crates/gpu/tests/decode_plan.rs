@@ -67,8 +67,8 @@ fn tokens_as_requests_ask_take_four_kernels_more_behind_the_others() {
 fn its_bytes_are_those_that_the_model_asks_for() {
     let weights = full_model();
     let cost = Cost::of(&weights);
-    let q8 = Target::APPLE_MAX.with_kv(KvFormat::Q8);
-    for target in targets().into_iter().chain([q8]) {
+    let q8 = targets().map(|target| target.with_kv(KvFormat::Q8));
+    for target in targets().into_iter().chain(q8) {
         let kv = KvLayout::new(&weights.geometry, target.kv()).token_bytes() as u64;
         for (rows, context) in [(1, 256), (1, 4096), (1, 131_072), (8, 1024), (32, 1024)] {
             let plan = decode::record(&weights, target, Shape { rows, context, sampled: false });

@@ -12,7 +12,7 @@ use lily_hub::{Settings, cache::Cache};
 use lily_model::geometry::Geometry;
 use lily_model::weights::Weights;
 
-use crate::args::{BackendKind, DoctorArgs, KvCacheType, ModelArgs};
+use crate::args::{DoctorArgs, KvCacheType, ModelArgs};
 use crate::{device, machine, models, output};
 
 use report::{Disk, Machine, Model, Report};
@@ -41,13 +41,12 @@ fn look(args: &DoctorArgs) -> anyhow::Result<Report> {
     }
     let kv_cache_type = args.kv_cache_type;
     let backends = backends::all(&weights, model.weight_bytes, args.ctx_len, kv_cache_type);
-    // What is added to a command, and where that runs: where the best could be a card of CUDA, which has no cache of 8 bits, the CPU.
-    let (flags, backend) = match kv_cache_type {
-        KvCacheType::F16 => ("", BackendKind::Auto),
-        KvCacheType::Q8 if cfg!(target_os = "macos") => (" --kv-cache-type q8", BackendKind::Auto),
-        KvCacheType::Q8 => (" --backend cpu --kv-cache-type q8", BackendKind::Cpu),
+    // What is added to a command.
+    let flags = match kv_cache_type {
+        KvCacheType::F16 => "",
+        KvCacheType::Q8 => " --kv-cache-type q8",
     };
-    let (place, reason) = device::choose(&ModelArgs { backend, kv_cache_type, ..ModelArgs::default() })?;
+    let (place, reason) = device::choose(&ModelArgs { kv_cache_type, ..ModelArgs::default() })?;
     let taken = backends::name(place);
     let disk = if model.path.is_none() { Some(disk()?) } else { None };
     let limits = limits::all(model.weight_bytes);

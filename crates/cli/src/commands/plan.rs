@@ -17,7 +17,7 @@ use lily_model::cost::Cost;
 use lily_model::geometry::Geometry;
 use lily_model::weights::Weights;
 
-use crate::args::{GpuKind, KvCacheType, PlanArgs};
+use crate::args::{GpuKind, PlanArgs};
 use crate::models;
 
 /// Positions of context of a step where none are asked for.
@@ -35,9 +35,6 @@ pub fn run(args: &PlanArgs) -> anyhow::Result<()> {
             ("Qwen3.6-35B-A3B, 4-bit".to_owned(), Weights::outline(&geometry))
         }
     };
-    if args.backend == GpuKind::Cuda && args.kv_cache_type == KvCacheType::Q8 {
-        bail!("--kv-cache-type q8 does not run on CUDA; leave it at f16, or ask for --backend metal");
-    }
     let most = weights.geometry.max_context;
     let context = args.context.or(args.prefill).unwrap_or(CONTEXT);
     if context > most {
@@ -57,8 +54,9 @@ fn step(args: &PlanArgs, name: &str, weights: &Weights, context: usize) -> anyho
     }
     let target = match args.backend {
         GpuKind::Cuda => Target::HOPPER,
-        GpuKind::Metal => Target::APPLE_MAX.with_kv(args.kv_cache_type.pages()),
+        GpuKind::Metal => Target::APPLE_MAX,
     };
+    let target = target.with_kv(args.kv_cache_type.pages());
     let plan = decode::record(weights, target, Shape { rows: args.batch, context, sampled: false });
     let kv = KvLayout::new(&weights.geometry, target.kv()).token_bytes();
     let floor = Cost::of(weights).batch_bytes(args.batch, context, kv as u64);
@@ -102,15 +100,12 @@ fn pass(args: &PlanArgs, name: &str, weights: &Weights, tokens: Tokens) -> anyho
             "--prefill {count} is more than the {most} tokens of a pass; ask for less, and with --context for a later pass"
         );
     }
-    let plan = cuda::record(weights, Shape { rows: count, context: seen + count, sampled: false });
+    let target = Target::HOPPER.with_kv(args.kv_cache_type.pages());
+    let plan = cuda::record(weights, target, Shape { rows: count, context: seen + count, sampled: false });
     write_dot(args, &plan)?;
     let tally = Tally::pass(&plan, weights, tokens);
     let mut out = std::io::stdout().lock();
-    writeln!(
-        out,
-        "{name}: one pass over {count} tokens of a prompt after {seen} others, {}",
-        Target::HOPPER
-    )?;
+    writeln!(out, "{name}: one pass over {count} tokens of a prompt after {seen} others, {target}")?;
     writeln!(
         out,
         "Its last token goes through decode, whose step gives the logits and is not counted here."

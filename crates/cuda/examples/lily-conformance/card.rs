@@ -11,7 +11,7 @@ use lily_cuda::program::Programs;
 use lily_cuda::sequence::Sequence;
 use lily_engine::backend::BackendError;
 use lily_gpu::decode::MAX_ROWS;
-use lily_gpu::layout::PAGE_TOKENS;
+use lily_gpu::layout::{KvFormat, PAGE_TOKENS};
 use lily_gpu::plan::{Dispatch, Plan};
 use lily_gpu::step::{self, Segment, StepLayout};
 use lily_model::geometry::{Geometry, LayerKind};
@@ -64,7 +64,7 @@ impl<'a> Card<'a> {
     pub fn new(backend: &'a CudaBackend) -> Result<Card<'a>, BackendError> {
         use lily_engine::backend::Backend;
         let (gpu, geometry) = (backend.gpu(), backend.geometry().clone());
-        let store = Store::new(gpu, &geometry, usize::MAX);
+        let store = Store::new(gpu, &geometry, KvFormat::F16, usize::MAX);
         Ok(Card { gpu, programs: backend.programs(), geometry, store, parts: Vec::new() })
     }
 

@@ -1,8 +1,9 @@
 //! Whether the CUDA backend computes what it should, on the card of this machine.
 //!
-//! `lily-conformance [--device N] [--heldout FILE] [--only PART] [--brief]` runs alone on the built-in demo and on
-//! random weights that it writes itself, prints a line for each check, and ends with 1 where one of them fails.
-//! `--heldout` names the demo's held-out questions; `--brief` draws fewer tokens, for a run under `compute-sanitizer`.
+//! `lily-conformance [--device N] [--heldout FILE] [--only PART] [--brief] [--kv-cache-type f16|q8]` runs alone on the
+//! built-in demo and on random weights that it writes itself, prints a line for each check, and ends with 1 where one of
+//! them fails. `--heldout` names the demo's held-out questions; `--brief` draws fewer tokens, for a run under
+//! `compute-sanitizer`; with a cache of 8 bits all parts run but `stages`, which reads pages of halves.
 //! `lily-conformance --full DIR` looks at a full-size checkpoint instead, and writes random weights of that size where
 //! there is no such directory. `--only` names one of the parts below.
 //!
@@ -29,9 +30,11 @@ mod stages;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::OnceLock;
 
 use lily_cuda::cache::Cache;
 use lily_cuda::{CudaBackend, CudaOptions};
+use lily_gpu::layout::KvFormat;
 use lily_gpu::memory::Context;
 use lily_model::weights::Weights;
 
@@ -78,11 +81,15 @@ pub fn within(error: f32, most: f32) -> Result<String, String> {
     if error <= most { Ok(text) } else { Err(text) }
 }
 
+/// How keys and values are kept.
+static KV_FORMAT: OnceLock<KvFormat> = OnceLock::new();
+
 /// Opens `weights` on a card.
 pub fn open(weights: &Weights, device: usize, context: usize) -> Result<CudaBackend, String> {
     let options = CudaOptions {
         device,
         context: Context::AtMost(context),
+        kv_format: *KV_FORMAT.get_or_init(|| KvFormat::F16),
         memory_bytes: u64::MAX,
         cache: Cache::of_user(),
     };
@@ -113,9 +120,18 @@ fn arguments() -> Result<Arguments, String> {
             "--heldout" => arguments.heldout = value()?.into(),
             "--only" => arguments.only = Some(value()?),
             "--brief" => arguments.brief = true,
+            "--kv-cache-type" => {
+                let format = match value()?.as_str() {
+                    "f16" => KvFormat::F16,
+                    "q8" => KvFormat::Q8,
+                    other => return Err(format!("--kv-cache-type takes f16 or q8, not {other}")),
+                };
+                KV_FORMAT.set(format).map_err(|_| "--kv-cache-type is given twice")?;
+            }
             _ => {
                 return Err(format!(
-                    "{flag} is not known; flags are --device N, --full DIR, --heldout FILE, --only PART, --brief"
+                    "{flag} is not known; flags are --device N, --full DIR, --heldout FILE, --only PART, --brief, \
+                     --kv-cache-type f16|q8"
                 ));
             }
         }
@@ -151,6 +167,9 @@ fn run() -> Result<usize, String> {
     let device = arguments.device;
     for part in arguments.wanted() {
         match part {
+            "stages" if KV_FORMAT.get() == Some(&KvFormat::Q8) => {
+                println!("        stages are left out: they read pages of halves");
+            }
             "stages" => stages::run(&mut report, device)?,
             "sequences" => sequences::run(&mut report, device)?,
             "sampling" => sampling::run(&mut report, device, arguments.brief)?,

@@ -1,9 +1,9 @@
 //! Prefill on CUDA.
 //!
-//! A token's results do not depend on the tokens beside it, so a prompt can be cut into passes; cut at multiples of
-//! [`DELTA_ROWS`] positions, it has the same bits however it is cut. They are not decode's bits: weights are rounded to
-//! f16 here, next to the tensor cores, and whole rows added there. There is no head: the last token of a prompt, whose
-//! logits are wanted, goes through decode.
+//! A token's results do not depend on the tokens beside it, so a prompt can be cut into passes; cut at multiples of 64
+//! positions, it has the same bits however it is cut. They are not decode's bits: weights are rounded to f16 here, next
+//! to the tensor cores, and whole rows added there. There is no head: the last token of a prompt, whose logits are
+//! wanted, goes through decode.
 //!
 //! Activations that meet quantized weights are written as f16 by the kernel before the product, as the tensor cores
 //! want them ("operands"): eight rows stand together. A kernel's module says how many rows a block takes along y, and how
@@ -19,7 +19,7 @@ use crate::packing::{self, BF16, Group};
 use crate::plan::{BufferId, Mode, Plan, Recorder, Recording, Role};
 use crate::prompt::PromptLayout;
 use crate::stage::Stage;
-use crate::target::{CHUNK_INPUTS, Launch, TILE_ROWS};
+use crate::target::{CHUNK_INPUTS, Launch, TILE_ROWS, Target};
 use crate::workspace::{F32, U32};
 
 /// The most tokens that a pass takes.
@@ -70,10 +70,21 @@ fn value_head_bytes() -> usize {
     3 * blocks * (blocks + 1) / 2 * BLOCK * BLOCK * F16 as usize + 2 * DELTA_ROWS * F32 as usize
 }
 
-/// Records the prefill of at most `shape.rows` tokens of one sequence, which has `shape.context` positions then.
-/// Only shapes and formats of `weights` are looked at.
-pub fn record(weights: &Weights, shape: Shape) -> Plan {
-    let mut pass = Pass::new(weights, shape);
+/// Bytes that a layer's pages take as attention reads them where they are stored otherwise: of `context` positions, in halves.
+pub fn expanded_bytes(geometry: &Geometry, kv: KvFormat, context: usize) -> u64 {
+    match kv {
+        KvFormat::F16 => 0,
+        KvFormat::Q8 => {
+            let halves = KvLayout::new(geometry, KvFormat::F16);
+            (halves.pages(context) * halves.layer_bytes()) as u64
+        }
+    }
+}
+
+/// Records the prefill on `target` of at most `shape.rows` tokens of one sequence, which has at most `shape.context` positions
+/// then. Only shapes and formats of `weights` are looked at.
+pub fn record(weights: &Weights, target: Target, shape: Shape) -> Plan {
+    let mut pass = Pass::new(weights, target, shape);
     pass.embed();
     for (index, layer) in weights.layers.iter().enumerate() {
         match weights.geometry.layers[index] {
@@ -83,6 +94,11 @@ pub fn record(weights: &Weights, shape: Shape) -> Plan {
         pass.experts(index, layer);
     }
     pass.recorder.finish()
+}
+
+/// Positions of a cache that has room for a pass.
+fn cached_positions(shape: Shape) -> usize {
+    shape.context.max(shape.rows)
 }
 
 /// What stages hand to each other; f32 where nothing else is said.
@@ -123,6 +139,8 @@ struct Workspace {
     /// What attention leaves of spans of a long context; how many of a group's have been left, zero before and after.
     partials: BufferId,
     arrived: BufferId,
+    /// A layer's pages in halves, `[pages][kv_heads]`, where they are stored otherwise.
+    expanded: Option<BufferId>,
     recurrent: BufferId,
     tails: BufferId,
     kv: BufferId,
@@ -131,6 +149,7 @@ struct Workspace {
 struct Pass<'a> {
     weights: &'a Weights,
     geometry: &'a Geometry,
+    kv: KvLayout,
     shape: Shape,
     recorder: Recorder,
     to: Workspace,
@@ -138,7 +157,7 @@ struct Pass<'a> {
 }
 
 impl<'a> Pass<'a> {
-    fn new(weights: &'a Weights, shape: Shape) -> Pass<'a> {
+    fn new(weights: &'a Weights, target: Target, shape: Shape) -> Pass<'a> {
         let geometry = &weights.geometry;
         let Geometry { hidden, attention, delta, moe, .. } = geometry;
         let rows = shape.rows as u64;
@@ -185,13 +204,15 @@ impl<'a> Pass<'a> {
         let delta_keys = of("delta_keys", delta.key_heads * key_head_bytes(delta.key_dim));
         let delta_heads = of("delta_heads", delta.value_heads * value_head_bytes());
         let prompt = recorder.buffer("prompt", Role::Step, PromptLayout::bytes(shape.rows) as u64);
-        let (state, kv) = (StateLayout::new(geometry), KvLayout::new(geometry, KvFormat::F16));
+        let expanded = expanded_bytes(geometry, target.kv(), shape.context);
+        let expanded = (expanded > 0).then(|| recorder.buffer("expanded", Role::Activations, expanded));
+        let (state, layout) = (StateLayout::new(geometry), KvLayout::new(geometry, target.kv()));
         let delta_layers = geometry.count(LayerKind::Delta);
         let attention_layers = geometry.count(LayerKind::Attention);
         let recurrent =
             recorder.buffer("recurrent", Role::State, (delta_layers * state.recurrent_bytes()) as u64);
         let tails = recorder.buffer("tails", Role::State, (delta_layers * state.tail_bytes()) as u64);
-        let kv = (attention_layers * kv.position_bytes() * shape.context) as u64;
+        let kv = (attention_layers * layout.position_bytes() * cached_positions(shape)) as u64;
         let kv = recorder.buffer("kv", Role::Kv, kv);
         let frequencies = recorder.buffer("inv_freq", Role::Weights, (attention.rotary_dim / 2) as u64 * F32);
         let to = Workspace {
@@ -214,11 +235,12 @@ impl<'a> Pass<'a> {
             queries,
             partials,
             arrived,
+            expanded,
             recurrent,
             tails,
             kv,
         };
-        Pass { weights, geometry, shape, recorder, to, frequencies }
+        Pass { weights, geometry, kv: layout, shape, recorder, to, frequencies }
     }
 
     fn rows(&self) -> u32 {
@@ -354,13 +376,13 @@ impl<'a> Pass<'a> {
         self.dense(Stage::AttnIn, index, &groups[0], projected);
 
         let [q_norm, k_norm] = ["q_norm", "k_norm"].map(|name| self.vector(index, layer, name));
-        let Workspace { mixed, operands, queries, partials, arrived, kv, .. } = self.to;
+        let Workspace { mixed, operands, queries, partials, arrived, expanded, kv, .. } = self.to;
         let projections: usize = groups[0].matrices.iter().map(|(_, matrix)| matrix.rows).sum();
         let projected_bytes = self.floats(projections.next_multiple_of(TILE_ROWS));
         let width = attention.heads * attention.head_dim;
         let mixed_bytes = self.floats(width);
-        let position = KvLayout::new(self.geometry, KvFormat::F16).position_bytes() as u64;
-        let all = position * self.shape.context as u64;
+        let position = self.kv.position_bytes() as u64;
+        let all = position * cached_positions(self.shape) as u64;
         let (cache, new) = (ordinal * all..(ordinal + 1) * all, position * u64::from(rows));
         let kv_heads = attention.kv_heads as u32;
         self.dispatch("attn_kv_prefill", Stage::AttnCore, Some(index))
@@ -373,16 +395,28 @@ impl<'a> Pass<'a> {
             .value(ordinal as u32)
             .launch(Launch::plain([kv_heads, rows + ATTENTION_ROWS as u32, 1], THREADS))
             .end();
-        self.dispatch("attn_core_prefill", Stage::AttnCore, Some(index))
+        if let Some(expanded) = expanded {
+            self.dispatch("attn_expand_prefill", Stage::AttnCore, Some(index))
+                .writes(expanded)
+                .reach(kv, cache.clone(), Mode::Read, all)
+                .value(ordinal as u32)
+                .launch(Launch::plain([1, 1, 1], THREADS))
+                .end();
+        }
+        let core = self
+            .dispatch("attn_core_prefill", Stage::AttnCore, Some(index))
             .reads_first(projected, projected_bytes)
             .reads(queries)
             .writes_first(mixed, mixed_bytes)
             .writes_some(partials, 0)
-            .writes(arrived)
-            .reach(kv, cache, Mode::Read, all)
-            .value(ordinal as u32)
-            .launch(Launch::plain([kv_heads, rows + ATTENTION_ROWS as u32, 1], THREADS))
-            .end();
+            .writes(arrived);
+        match expanded {
+            Some(expanded) => core.reads(expanded),
+            None => core.value(0).reach(kv, cache, Mode::Read, all),
+        }
+        .value(ordinal as u32)
+        .launch(Launch::plain([kv_heads, rows + ATTENTION_ROWS as u32, 1], THREADS))
+        .end();
         self.dispatch("attn_round_prefill", Stage::AttnCore, Some(index))
             .reads_first(mixed, mixed_bytes)
             .writes_first(operands, u64::from(rows) * operand_bytes(width))

@@ -26,13 +26,8 @@ pub fn name(place: Place) -> &'static str {
 /// All backends, with the room that each has for the model of `weights` at `context` tokens, stored as `kv` says.
 /// `bytes` is what the model's files take once they are mapped.
 pub fn all(weights: &Weights, bytes: u64, context: usize, kv: KvCacheType) -> Vec<Backend> {
-    let mut cards = cuda(weights, context);
-    if kv == KvCacheType::Q8 {
-        // Whatever the memory.
-        cards.iter_mut().for_each(|card| card.room = None);
-    }
     let mut all = vec![cpu(weights, bytes, context, kv)];
-    all.extend(cards);
+    all.extend(cuda(weights, context, kv));
     all.extend(metal(weights, context, kv));
     all
 }
@@ -60,7 +55,7 @@ fn cpu(weights: &Weights, bytes: u64, context: usize, kv: KvCacheType) -> Backen
 }
 
 #[cfg(not(target_os = "macos"))]
-fn cuda(weights: &Weights, context: usize) -> Vec<Backend> {
+fn cuda(weights: &Weights, context: usize, kv: KvCacheType) -> Vec<Backend> {
     use lily_cuda::CudaError;
     use lily_cuda::driver::{self, Gpu};
     use lily_cuda::memory_plan::MemoryPlan;
@@ -90,8 +85,9 @@ fn cuda(weights: &Weights, context: usize) -> Vec<Backend> {
             card.driver / 1000,
             card.driver % 1000 / 10,
         );
-        let plan =
-            |context| MemoryPlan::of_model(&gpu, weights, context, u64::MAX).map(|planned| planned.memory);
+        let plan = |context| {
+            MemoryPlan::of_model(&gpu, weights, kv.pages(), context, u64::MAX).map(|planned| planned.memory)
+        };
         let most = plan(Context::AtMost(usize::MAX)).ok().map(|plan| plan.context);
         let room = room(plan(Context::Exactly(context)), most);
         Backend { name: "cuda", works: true, says, room: Some(room) }
@@ -100,7 +96,7 @@ fn cuda(weights: &Weights, context: usize) -> Vec<Backend> {
 }
 
 #[cfg(target_os = "macos")]
-fn cuda(_: &Weights, _: usize) -> Vec<Backend> {
+fn cuda(_: &Weights, _: usize, _: KvCacheType) -> Vec<Backend> {
     vec![Backend { name: "cuda", works: false, says: "there is no CUDA on macOS".to_owned(), room: None }]
 }
 

@@ -158,15 +158,10 @@ impl fmt::Display for Report {
             line(f, backend.works, backend.name, &backend.says)?;
         }
         let Model { name, path, context, kv_cache_type, .. } = &self.model;
+        writeln!(f, "      --backend auto takes {}: {}", self.taken, self.reason)?;
         let stored = match kv_cache_type {
-            KvCacheType::F16 => {
-                writeln!(f, "      --backend auto takes {}: {}", self.taken, self.reason)?;
-                ""
-            }
-            KvCacheType::Q8 => {
-                writeln!(f, "      --kv-cache-type q8 runs on cpu and metal only")?;
-                ", keys and values in 8 bits"
-            }
+            KvCacheType::F16 => "",
+            KvCacheType::Q8 => ", keys and values in 8 bits",
         };
         let place = path.as_ref().map_or("not here yet".to_owned(), |path| path.display().to_string());
         writeln!(f, "\n{name} ({place}) with a context of {context}{stored}")?;
