@@ -15,9 +15,13 @@ use crate::{Report, distance, open, within};
 /// Prompts whose answers are compared, and tokens of each.
 const PROMPTS: usize = 10;
 const TOKENS: usize = 64;
-/// Recall questions of about 4,000 tokens, and the most that an answer may have.
+/// Recall questions of each length, and the most tokens that an answer may have.
 const RECALLS: usize = 10;
 const RECALL_TOKENS: usize = 32;
+/// Families of recall questions, and about how many tokens they have.
+const RECALL_FAMILIES: [(&str, &str); 2] = [("recall_4k", "4,000"), ("recall_8k", "8,000")];
+/// Pieces in which the first question of each family is read too.
+const PIECES: [usize; 5] = [64, 100, 512, 1000, 4096];
 /// What the whole demo's logits may differ from plain f32.
 pub const LOGITS: f32 = 2e-2;
 /// The families that the prompts come from, one prompt of each.
@@ -26,8 +30,23 @@ const FAMILIES: [&str; PROMPTS] =
 
 /// Greedy tokens after `prompt`, `count` of them, the end of the answer or not.
 fn greedy(backend: &mut dyn Backend, prompt: &[u32], count: usize) -> Result<Vec<u32>, BackendError> {
+    greedy_after(backend, prompt, prompt.len(), count)
+}
+
+/// The same, the prompt read in pieces of `piece` tokens.
+fn greedy_after(
+    backend: &mut dyn Backend,
+    prompt: &[u32],
+    piece: usize,
+    count: usize,
+) -> Result<Vec<u32>, BackendError> {
     let sequence = backend.open(None)?;
-    let mut ticket = backend.extend(sequence, prompt, Want::Token)?;
+    let (before, last) = prompt.split_at((prompt.len() - 1) / piece * piece);
+    for part in before.chunks(piece) {
+        let ticket = backend.extend(sequence, part, Want::Nothing)?;
+        backend.collect(ticket)?;
+    }
+    let mut ticket = backend.extend(sequence, last, Want::Token)?;
     let mut tokens = Vec::with_capacity(count);
     loop {
         tokens.extend(backend.collect(ticket)?.remove(0).token);
@@ -101,18 +120,26 @@ pub fn run(report: &mut Report, device: usize, heldout: &Path) -> Result<(), Str
         report.check(&format!("answer to {family}"), outcome);
     }
 
-    let recalls: Vec<&Value> =
-        items.iter().filter(|item| item["family"] == "recall_4k").take(RECALLS).collect();
-    let (mut right, mut longest) = (0, 0);
-    for item in &recalls {
-        let prompt = prompt(item)?;
-        longest = longest.max(prompt.len());
-        let answer = greedy(&mut cuda, &prompt, RECALL_TOKENS).map_err(|error| error.to_string())?;
-        let end = answer.iter().position(|&token| tokenizer.is_special(token)).unwrap_or(answer.len());
-        let expected = item["answer"]["content"].as_str().unwrap_or_default();
-        right += usize::from(tokenizer.decode(&answer[..end]).trim() == expected.trim());
+    for (family, tokens) in RECALL_FAMILIES {
+        let recalls = items.iter().filter(|item| item["family"] == family).take(RECALLS);
+        let (mut asked, mut right, mut longest) = (0, 0, 0);
+        for (index, item) in recalls.enumerate() {
+            let prompt = prompt(item)?;
+            longest = longest.max(prompt.len());
+            let expected = item["answer"]["content"].as_str().unwrap_or_default();
+            let pieces = if index == 0 { &PIECES[..] } else { &[] };
+            for &piece in pieces.iter().chain([&prompt.len()]) {
+                let answer = greedy_after(&mut cuda, &prompt, piece, RECALL_TOKENS);
+                let answer = answer.map_err(|error| error.to_string())?;
+                let end =
+                    answer.iter().position(|&token| tokenizer.is_special(token)).unwrap_or(answer.len());
+                asked += 1;
+                right += usize::from(tokenizer.decode(&answer[..end]).trim() == expected.trim());
+            }
+        }
+        let figures = format!("{right} of {asked} right, up to {longest} tokens, one question in pieces too");
+        let outcome = if right == asked { Ok(figures) } else { Err(figures) };
+        report.check(&format!("recall over {tokens} tokens"), outcome);
     }
-    let figures = format!("{right} of {} right, up to {longest} tokens", recalls.len());
-    report.check("recall over 4,000 tokens", if right == recalls.len() { Ok(figures) } else { Err(figures) });
     Ok(())
 }
