@@ -72,4 +72,5 @@ fn what_cannot_be_scored_is_one_sentence() {
     assert!(refused(&[]).contains("nothing to score"));
     assert!(refused(&["/no/such/file"]).contains("/no/such/file"));
     assert!(refused(&["--reference", TEXT]).contains("is no stored reference"));
+    assert!(refused(&[TEXT, "--answers-only"]).contains("--answers-only needs a stored reference"));
 }

@@ -36,6 +36,11 @@ pub fn run(args: &EvalArgs) -> anyhow::Result<()> {
     if let Some(path) = &args.plot {
         output::check_picture_place(path)?;
     }
+    if args.answers_only && args.reference.is_none() {
+        bail!(
+            "--answers-only needs a stored reference, which says what is an answer; name one with --reference"
+        );
+    }
     let checkpoint = session::open(&args.model)?;
     let documents = match (&args.text, &args.reference) {
         (_, Some(path)) => documents::stored(path)?,
