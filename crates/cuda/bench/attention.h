@@ -95,9 +95,9 @@ static void check_attentions() {
   check_attention(7000, 2100, 1, {2100, 300, 64});  // many positions, whose spans are added one after the other, and few, whose spans are apart
 }
 static double median_us(const std::function<void()>& body) {
-  std::vector<float> us; cudaEvent_t a, b; cudaEventCreate(&a); cudaEventCreate(&b); options.pdl = false;
+  std::vector<float> us; cudaEvent_t a, b; cudaEventCreate(&a); cudaEventCreate(&b);
   for (int i = 0; i < 13; ++i) { cudaEventRecord(a, stream); body(); cudaEventRecord(b, stream); CK(cudaEventSynchronize(b)); float t; cudaEventElapsedTime(&t, a, b); us.push_back(t * 1e3); }
-  options.pdl = true; std::sort(us.begin(), us.end()); return us[6];
+  std::sort(us.begin(), us.end()); return us[6];
 }
 static void time_attention(int rows, int position) {
   make_sequences(1, position, rows + 64); set_prompt(rows, position);

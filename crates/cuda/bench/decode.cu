@@ -335,7 +335,6 @@ int main(int argc, char** argv) {
       make_sequences(1, 40, 300); set_prompt(200, 40); run_prefill(200); CK(cudaStreamSynchronize(stream)); printf("every kernel has run\n");
     }
     else if (a == "prefill-check") check_prefills();
-    else if (a == "no-pdl") options.pdl = false;
     else if (a == "attention-check") check_attentions();
     else if (a == "attention-time") { time_attention(512, 0); time_attention(4096, 0); time_attention(4096, 28672); time_attention(64, 100000); }
     else if (a == "delta-check") check_deltas();

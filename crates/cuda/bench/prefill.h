@@ -193,10 +193,10 @@ static void check_deltas() {
   check_delta(60, 200, 1, {200, 4}); check_delta(0, 256, 2, {256, 192}); check_delta(0, 200, 3, {200, 64}); check_delta(0, 2048, 0, {2048, 512}); check_delta(0, 2048, 2, {2048, 1024}); }
 // The stage alone, over and over: us of each kernel of a layer.
 static void time_delta(int rows) {
-  make_sequences(1, 8, 8); set_prompt(rows, 0); fill_floats<<<1024, 256, 0, stream>>>(pproj, (u64)rows * DELTA_STRIDE, 3, -2, 2); options.pdl = false; std::map<std::string, std::vector<float>> us; std::vector<cudaEvent_t> events; names.clear();
+  make_sequences(1, 8, 8); set_prompt(rows, 0); fill_floats<<<1024, 256, 0, stream>>>(pproj, (u64)rows * DELTA_STRIDE, 3, -2, 2); std::map<std::string, std::vector<float>> us; std::vector<cudaEvent_t> events; names.clear();
   launched = [&] { cudaEvent_t e; CK(cudaEventCreate(&e)); CK(cudaEventRecord(e, stream)); events.push_back(e); };
   launched(); for (int i = 0; i < LAYERS; ++i) if (!is_attention(i)) { run_delta(layers[i], rows); PLANNED(p_delta::delta_round_prefill, rows, 1, prompt, pmixed, pproj, layers[i].gnorm, pk_row, layers[i].ordinal); }
-  launched = nullptr; CK(cudaStreamSynchronize(stream)); options.pdl = true; CK(cudaGetLastError());
+  launched = nullptr; CK(cudaStreamSynchronize(stream)); CK(cudaGetLastError());
   for (size_t i = 0; i < names.size(); ++i) { float t; CK(cudaEventElapsedTime(&t, events[i], events[i + 1])); us[names[i]].push_back(t * 1e3f); } for (auto& e : events) cudaEventDestroy(e);
   double all = 0; printf("%d tokens:", rows); for (auto& n : us) { auto& v = n.second; std::sort(v.begin(), v.end()); const double m = v[v.size() / 2]; all += m; printf(" %s %.1f us,", n.first.c_str(), m); } printf(" in %d layers %.2f ms\n", DELTA_LAYERS, all * DELTA_LAYERS / 1e3); }
 static void time_prefill(const std::vector<int>& lengths, int most) {
@@ -210,10 +210,10 @@ static void time_prefill(const std::vector<int>& lengths, int most) {
 }
 // Each kernel's time, alone, summed over the pass, with its arithmetic.
 static void time_prefill_stages(int rows, int position) {
-  make_sequences(1, position, rows + 64); set_prompt(rows, position); const bool pdl = options.pdl; options.pdl = false; run_prefill(rows); CK(cudaStreamSynchronize(stream));
+  make_sequences(1, position, rows + 64); set_prompt(rows, position); run_prefill(rows); CK(cudaStreamSynchronize(stream));
   std::map<std::string, double> ms; std::map<std::string, int> count; std::vector<cudaEvent_t> events; std::vector<std::string> order; names.clear();
   launched = [&] { cudaEvent_t e; CK(cudaEventCreate(&e)); CK(cudaEventRecord(e, stream)); events.push_back(e); };
-  launched(); run_prefill(rows); launched = nullptr; CK(cudaStreamSynchronize(stream)); options.pdl = pdl; double all = 0;
+  launched(); run_prefill(rows); launched = nullptr; CK(cudaStreamSynchronize(stream)); double all = 0;
   for (size_t i = 0; i < names.size(); ++i) { float t; CK(cudaEventElapsedTime(&t, events[i], events[i + 1])); std::string n = names[i]; if (n == "dense_prefill") { static int turn; n += turn++ % 2 ? " out" : " in"; } if (!count[n]++) order.push_back(n); ms[n] += t; all += t; }
   for (auto& e : events) cudaEventDestroy(e);
   const double R = rows, H = HIDDEN, E = EXPERT_WIDTH; std::map<std::string, double> flop;

@@ -59,13 +59,7 @@ __device__ __forceinline__ void multiply_all(float (&c)[128], const u32* a, u64 
 }
 #undef C8
 
-// A place of the ring, and how often it went round.
-struct Place {
-  u32 slot, phase;
-  __device__ __forceinline__ void advance() {
-    if (++slot == RING) slot = 0, phase ^= 1;
-  }
-};
+using Place = Turn<RING>;
 
 // Starts the scores of a warpgroup's 64 rows with a page's keys.
 __device__ __forceinline__ void start_scores(float (&s)[32], u64 queries, u64 keys) {
@@ -163,34 +157,34 @@ __device__ __forceinline__ void attend_span(float (&out)[128], Seen& seen, u32 r
   seen = {{-infinity(), -infinity()}, {0, 0}};
 #pragma unroll
   for (int i = 0; i < 128; ++i) out[i] = 0;
-  barrier_wait(full + place.slot * 8, place.phase);
+  barrier_wait(full + place.stage * 8, place.round);
   pin(s);
   warpgroup_fence();
-  start_scores(s, query, operand_of(ring + place.slot * PART_BYTES));
+  start_scores(s, query, operand_of(ring + place.stage * PART_BYTES));
   warpgroup_commit();
   warpgroup_wait<0>();
   pin(s);
-  if (lane == 0) barrier_arrive(empty + place.slot * 8);
-  place.advance();
+  if (lane == 0) barrier_arrive(empty + place.stage * 8);
+  place.next();
   if (pages == 1) hide_later(s, last, t);
   weigh(s, seen, shrink);
   pack_weights(weights, s);
 #pragma unroll 1
   for (int page = 1; page < pages; ++page) {
     const Place keys = place;
-    place.advance();
-    barrier_wait(full + keys.slot * 8, keys.phase);
+    place.next();
+    barrier_wait(full + keys.stage * 8, keys.round);
     pin(s), pin(out);
     warpgroup_fence();
-    start_scores(s, query, operand_of(ring + keys.slot * PART_BYTES));
+    start_scores(s, query, operand_of(ring + keys.stage * PART_BYTES));
     warpgroup_commit();
-    barrier_wait(full + place.slot * 8, place.phase);
+    barrier_wait(full + place.stage * 8, place.round);
     warpgroup_fence();
-    start_sums(out, weights, operand_of(ring + place.slot * PART_BYTES));
+    start_sums(out, weights, operand_of(ring + place.stage * PART_BYTES));
     warpgroup_commit();
     warpgroup_wait<1>();
     pin(s);
-    if (lane == 0) barrier_arrive(empty + keys.slot * 8);
+    if (lane == 0) barrier_arrive(empty + keys.stage * 8);
     if (page == pages - 1) hide_later(s, last, t);
     weigh(s, seen, shrink);
     // Multiplying with 1 changes nothing. The wait is in both branches, else the assembler moves it before the weights.
@@ -203,19 +197,19 @@ __device__ __forceinline__ void attend_span(float (&out)[128], Seen& seen, u32 r
       warpgroup_wait<0>();
       pin(out);
     }
-    if (lane == 0) barrier_arrive(empty + place.slot * 8);
-    place.advance();
+    if (lane == 0) barrier_arrive(empty + place.stage * 8);
+    place.next();
     pack_weights(weights, s);
   }
-  barrier_wait(full + place.slot * 8, place.phase);
+  barrier_wait(full + place.stage * 8, place.round);
   pin(out);
   warpgroup_fence();
-  start_sums(out, weights, operand_of(ring + place.slot * PART_BYTES));
+  start_sums(out, weights, operand_of(ring + place.stage * PART_BYTES));
   warpgroup_commit();
   warpgroup_wait<0>();
   pin(out);
-  if (lane == 0) barrier_arrive(empty + place.slot * 8);
-  place.advance();
+  if (lane == 0) barrier_arrive(empty + place.stage * 8);
+  place.next();
 }
 
 // An item of work: spans of a group of positions with a KV head.
@@ -320,7 +314,7 @@ extern "C" __global__ void __launch_bounds__(ATTENTION_THREADS, 1)
     barriers_ready();
   }
   __syncthreads();
-  Place place = {0, 0};
+  Place place;
   if (warpgroup == ATTENTION_CONSUMERS) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
     if (thread != 128 * ATTENTION_CONSUMERS) return;
@@ -336,10 +330,10 @@ extern "C" __global__ void __launch_bounds__(ATTENTION_THREADS, 1)
         const bool last = use == 2 * pages - 1, values = last || (use % 2 == 0 && use > 0);
         const int page = first + (last ? pages - 1 : values ? use / 2 - 1 : (use + 1) / 2);
         const u8* from = prompt_page(prompt, expanded, page, ordinal, work.kv_head) + (values ? PART_BYTES : 0);
-        barrier_wait(empty + place.slot * 8, place.phase ^ 1);
-        barrier_expect(full + place.slot * 8, PART_BYTES);
-        bulk_copy_expected(ring + place.slot * PART_BYTES, from, PART_BYTES, full + place.slot * 8);
-        place.advance();
+        barrier_wait(empty + place.stage * 8, place.round ^ 1);
+        barrier_expect(full + place.stage * 8, PART_BYTES);
+        bulk_copy_expected(ring + place.stage * PART_BYTES, from, PART_BYTES, full + place.stage * 8);
+        place.next();
         if (++use == 2 * pages) use = 0, ++span;
       };
       if (!done) fetch();

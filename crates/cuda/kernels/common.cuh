@@ -130,6 +130,13 @@ __device__ __forceinline__ void barriers_ready() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 #endif
 }
+// Of bytes that the barrier has been told of.
+__device__ __forceinline__ void bulk_copy_expected(u32 to, const u8* from, u32 bytes, u32 barrier) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from), "r"(bytes), "r"(barrier)
+               : "memory");
+#endif
+}
 __device__ __forceinline__ void bulk_copy(u32 to, const u8* from, u32 bytes, u32 barrier) {
 #if __CUDA_ARCH__ >= 900
   barrier_expect(barrier, bytes);

@@ -56,10 +56,8 @@ __device__ __forceinline__ void fetch_two(u32 to, const u8* from, int bytes, u32
 #if __CUDA_ARCH__ >= 900
   if (lane == 0) {
     barrier_expect(barrier, bytes + other_bytes);
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from), "r"(bytes), "r"(barrier)
-                 : "memory");
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to_other), "l"(other), "r"(other_bytes), "r"(barrier)
-                 : "memory");
+    bulk_copy_expected(to, from, bytes, barrier);
+    bulk_copy_expected(to_other, other, other_bytes, barrier);
   }
   __syncwarp();
 #else

@@ -106,10 +106,6 @@ constexpr int STEP = 32 >> 4;  // from sixteen inputs to the next, as the addres
 __device__ __forceinline__ void barrier_arrive(u32 barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
-__device__ __forceinline__ void bulk_copy_expected(u32 to, const u8* from, u32 bytes, u32 barrier) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from), "r"(bytes), "r"(barrier)
-               : "memory");
-}
 // Where one is in a ring of STAGES, and which time around.
 template <int STAGES> struct Turn {
   u32 stage = 0, round = 0;

@@ -27,7 +27,7 @@ pub const MOST_ROWS: usize = 8192;
 /// Tiles of a matrix that a block of a product takes.
 pub const BLOCK_TILES: usize = 8;
 /// The least that a run of an expert's rows may be limited to, and the most that it may have: cards differ.
-const RUN_ROWS: std::ops::RangeInclusive<usize> = 64..=160;
+pub const RUN_ROWS: std::ops::RangeInclusive<usize> = 64..=144;
 /// Tokens that a block chooses experts for, and that a block sorts.
 pub const SELECT_ROWS: usize = 8;
 /// See [`SELECT_ROWS`].
@@ -36,7 +36,7 @@ pub const SORT_ROWS: usize = 128;
 /// first and the last may have fewer.
 const ATTENTION_ROWS: usize = 16;
 /// A long context is cut into spans. How many results of spans attention may leave before they are joined, each of a group and a KV head.
-const PARTIALS: usize = 384;
+pub const PARTIALS: usize = 384;
 /// Bytes of one: 256 threads with 128 sums and four numbers more.
 const PARTIAL_BYTES: usize = 256 * (128 + 4) * 4;
 /// Rows of operands that stand together; an expert's first is a multiple of it.
@@ -44,7 +44,7 @@ const EIGHT: usize = 8;
 /// Bytes of an f16.
 const F16: u64 = 2;
 /// Tokens that the recurrence takes at once; where such a chunk begins is counted from the sequence's first token.
-const DELTA_ROWS: usize = 64;
+pub const DELTA_ROWS: usize = 64;
 /// Rows and columns of a block of a matrix of halves for the tensor cores.
 const BLOCK: usize = 16;
 /// Words of a row's choice of experts, and of a run of slots of one expert.
