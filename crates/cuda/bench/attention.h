@@ -53,10 +53,11 @@ __global__ void ref_attention(const float* proj, const double* queries, const do
 // Rows `first` to `first + rows` of the projections, which begin at position `start`.
 static void attend_prompt(int start, int first, int rows, const float* q_norm, const float* k_norm, u32 ordinal) {
   set_prompt(rows, start + first);
-  const float* in = pproj + (u64)first * ATTN_STRIDE;
-  PLANNED(p_attn::attn_kv_prefill, 0, rows + 16, prompt, in, q_norm, k_norm, inv_freq, pqueries, ordinal);
+  as_results<<<rows, 256, 0, stream>>>(pfloats + (u64)first * ATTN_STRIDE, ATTN_STRIDE, rows, pproj);
+  PLANNED(p_attn::attn_kv_prefill, 0, rows + 16, prompt, pproj, q_norm, k_norm, inv_freq, pqueries, ordinal);
   expand_pages(ordinal);
-  PLANNED(p_attn::attn_core_prefill, 0, rows + 16, prompt, in, pqueries, pmixed + (u64)first * ATTN_WIDTH, ppartials, parrived, pexpanded, ordinal);
+  PLANNED(p_attn::attn_core_prefill, 0, rows + 16, prompt, pproj, pqueries, pk_row, ppartials, parrived, pexpanded, ordinal);
+  operands_as_floats<<<rows, 256, 0, stream>>>(pk_row, ATTN_WIDTH, rows, pmixed + (u64)first * ATTN_WIDTH);
 }
 // Queries are `sharp` times as long as usual.
 static double check_attention(int start, int rows, float sharp, const std::vector<int>& cuts) {
@@ -65,14 +66,14 @@ static double check_attention(int start, int rows, float sharp, const std::vecto
   const auto pages0 = pages_now(end);
   static float *q_norm = room<float>(256), *k_norm = room<float>(256);
   fill_floats<<<1, 256, 0, stream>>>(q_norm, 256, 31, .5f * sharp, 1.5f * sharp); fill_floats<<<1, 256, 0, stream>>>(k_norm, 256, 32, .5f, 1.5f);
-  fill_floats<<<256, 256, 0, stream>>>(pproj, (u64)rows * ATTN_STRIDE, 33 + start, -2, 2);
+  fill_projections(pfloats, rows, ATTN_STRIDE, 33 + start);
   double *queries = room<double>((u64)rows * HEADS * 256), *keys = room<double>((u64)rows * KV_HEADS * 256), *scores = room<double>((u64)rows * HEADS * end); float* out = room<float>((u64)rows * ATTN_WIDTH);
-  ref_turned<<<dim3(HEADS, rows), 256, 0, stream>>>(pproj, 0, 512, q_norm, inv_freq, start, queries);
-  ref_turned<<<dim3(KV_HEADS, rows), 256, 0, stream>>>(pproj, 2 * ATTN_WIDTH, 256, k_norm, inv_freq, start, keys);
+  ref_turned<<<dim3(HEADS, rows), 256, 0, stream>>>(pfloats, 0, 512, q_norm, inv_freq, start, queries);
+  ref_turned<<<dim3(KV_HEADS, rows), 256, 0, stream>>>(pfloats, 2 * ATTN_WIDTH, 256, k_norm, inv_freq, start, keys);
   if (KV8) {  // new keys and values are next to what they stand for, and are what counts
-    static u32* most = room<u32>(1); CK(cudaMemset(most, 0, 4)); attend_prompt(start, 0, rows, q_norm, k_norm, ordinal); ref_stored<<<dim3(KV_HEADS, rows), 256, 0, stream>>>(pproj, keys, sequences[0].pages, ordinal, start, most); CK(cudaGetLastError());
+    static u32* most = room<u32>(1); CK(cudaMemset(most, 0, 4)); attend_prompt(start, 0, rows, q_norm, k_norm, ordinal); ref_stored<<<dim3(KV_HEADS, rows), 256, 0, stream>>>(pfloats, keys, sequences[0].pages, ordinal, start, most); CK(cudaGetLastError());
     float off; CK(cudaStreamSynchronize(stream)); CK(cudaMemcpy(&off, most, 4, cudaMemcpyDeviceToHost)); if (!(off < 1.01f && off > 0.5f)) { ++failures; printf("FAILED: stored %.3f half steps off\n", off); } }
-  ref_attention<<<dim3(HEADS, rows), 256, 0, stream>>>(pproj, queries, keys, sequences[0].pages, ordinal, start, KV8 ? end : start, scores, end, out); CK(cudaGetLastError());
+  ref_attention<<<dim3(HEADS, rows), 256, 0, stream>>>(pfloats, queries, keys, sequences[0].pages, ordinal, start, KV8 ? end : start, scores, end, out); CK(cudaGetLastError());
   const auto want = down(out, (u64)rows * ATTN_WIDTH); cudaFree(queries); cudaFree(keys); cudaFree(scores); cudaFree(out);
   std::vector<float> whole, whole_pages; double error = 0;
   for (int cut : cuts) {
@@ -101,11 +102,11 @@ static double median_us(const std::function<void()>& body) {
 }
 static void time_attention(int rows, int position) {
   make_sequences(1, position, rows + 64); set_prompt(rows, position);
-  fill_floats<<<256, 256, 0, stream>>>(pproj, (u64)rows * ATTN_STRIDE, 33, -2, 2);
+  fill_projections(pfloats, rows, ATTN_STRIDE, 33); as_results<<<rows, 256, 0, stream>>>(pfloats, ATTN_STRIDE, rows, pproj);
   const Layer& l = layers[3];
   const double kv = median_us([&] { PLANNED(p_attn::attn_kv_prefill, 0, rows + 16, prompt, pproj, l.q_norm, l.k_norm, inv_freq, pqueries, 0u); });
   const double expand = KV8 ? median_us([&] { expand_pages(0); }) : 0;
-  const double core = median_us([&] { PLANNED(p_attn::attn_core_prefill, 0, rows + 16, prompt, pproj, pqueries, pmixed, ppartials, parrived, pexpanded, 0u); });
+  const double core = median_us([&] { PLANNED(p_attn::attn_core_prefill, 0, rows + 16, prompt, pproj, pqueries, pk_row, ppartials, parrived, pexpanded, 0u); });
   CK(cudaGetLastError());
   printf("attention of %d tokens from %d on: attn_kv %.1f us a layer, attn_expand %.1f, attn_core %.1f = %.0f TFLOP/s\n", rows, position, kv, expand, core, 4.0 * rows * (position + rows / 2.0) * ATTN_WIDTH / core / 1e6);
 }

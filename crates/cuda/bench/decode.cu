@@ -341,7 +341,7 @@ int main(int argc, char** argv) {
     else if (a == "delta-time") { for (int rows : {64, 512, 4096, 4096}) time_delta(rows); }
     else if (a == "prefill-time") time_prefill({512, 4096, 32768}, 4096);
     else if (a == "prefill-prof") { make_sequences(1, 3072, 1100); set_prompt(1024, 3072); for (int i : {0, 3}) prefill_layer(i, 1024, nullptr); CK(cudaStreamSynchronize(stream)); }
-    else if (a == "prefill-long") time_prefill({131072}, 4096);
+    else if (a == "prefill-long") for (int most : {8192, 8448, 16896}) time_prefill({131072}, most);
     else if (a == "prefill-chunks") for (int most : {2048, 4096, 8192}) time_prefill({32768}, most);
     else if (a == "prefill-stages") { time_prefill_stages(512, 0); time_prefill_stages(4096, 0); time_prefill_stages(4096, 28672); }
 #ifdef STAMPS

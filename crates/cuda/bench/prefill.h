@@ -25,14 +25,23 @@ namespace p_down {
 }
 using namespace p_embed; using namespace p_delta; using namespace p_attn; using namespace p_dense; using namespace p_route; using namespace p_up; using namespace p_down;
 
-static Prompt* prompt; static u8 *pk_row, *pk_gathered, *pk_inner; static float *px, *pproj, *pmixed, *prouter; static u8 *pd_keys, *pd_heads; static u8* pproducts; static u8 *pqueries, *ppartials, *pexpanded; static u32 *parrived; static u32 *pchoice, *pcounts, *pplaces, *ppositions, *pruns; static int p_most;
+static Prompt* prompt; static u8 *pk_row, *pk_gathered, *pk_inner; static float *px, *pfloats, *pmixed, *prouter; static u8 *pproj, *pd_keys, *pd_heads; static u8* pproducts; static u8 *pqueries, *ppartials, *pexpanded; static u32 *parrived; static u32 *pchoice, *pcounts, *pplaces, *ppositions, *pruns; static int p_most;
+// Bytes of a product's results for a token, of `stride` matrix rows; floats as f16 holds them; floats [tokens][stride] as results, and results as such floats.
+constexpr u64 result_bytes(int stride) { return (u64)ceil_div(stride, COLUMN) * COLUMN_BYTES; }
+__global__ void round_floats(float* v, u64 count) { for (u64 i = blockIdx.x * (u64)blockDim.x + threadIdx.x; i < count; i += (u64)gridDim.x * blockDim.x) v[i] = from_f16(to_f16(v[i])); }
+__global__ void as_results(const float* from, int stride, u32 tokens, u8* to) { const u32 token = blockIdx.x; for (int n = threadIdx.x; n < stride; n += blockDim.x) *(u16*)((u8*)results_at(to, n, token, tokens) + n % 8 * 2) = to_f16(from[(u64)token * stride + n]); }
+__global__ void as_floats(const u8* from, int stride, u32 tokens, float* to) { const u32 token = blockIdx.x; for (int n = threadIdx.x; n < stride; n += blockDim.x) to[(u64)token * stride + n] = one_result(from, n, token, tokens); }
+// Operands of `width` inputs as floats [tokens][width].
+__global__ void operands_as_floats(const u8* from, int width, u32 tokens, float* to) { const u32 token = blockIdx.x; for (int k = threadIdx.x; k < width; k += blockDim.x) { const int in = k % GROUP, unit = in / 8 % 2 * 4 + in % 4, word = in / 16; to[(u64)token * width + k] = from_f16(*(const u16*)(from + (u64)(k / GROUP) * group_bytes(tokens) + token * GROUP_BYTES + (unit ^ token % EIGHT) * 16 + word * 4 + in / 4 % 2 * 2)); } }
+// Random projections of `rows` tokens, which f16 holds.
+static void fill_projections(float* to, int rows, int stride, u32 seed) { fill_floats<<<1024, 256, 0, stream>>>(to, (u64)rows * stride, seed, -2, 2); round_floats<<<1024, 256, 0, stream>>>(to, (u64)rows * stride); }
 constexpr u64 ATTENTION_PART = 256 * 33 * 16;  // of a block of attention
 static void prefill_room(int rows) {
   if (p_most >= rows) return; p_most = rows; const u64 R = rows, chunks = std::max(HIDDEN_PARTS, std::max(VALUE_PARTS, ATTN_PARTS)) * CHUNK_GROUPS;
-  prompt = (Prompt*)room(sizeof(Prompt) + R * 4); px = room<float>(R * HIDDEN); pproj = room<float>(R * std::max(DELTA_STRIDE, ATTN_STRIDE)); pmixed = room<float>(R * std::max(VALUE_WIDTH, ATTN_WIDTH));
+  prompt = (Prompt*)room(sizeof(Prompt) + R * 4); px = room<float>(R * HIDDEN); pproj = room(R * std::max(result_bytes(DELTA_STRIDE), result_bytes(ATTN_STRIDE))); pfloats = room<float>(R * std::max(DELTA_STRIDE, ATTN_STRIDE)); pmixed = room<float>(R * std::max(VALUE_WIDTH, ATTN_WIDTH));
   pk_row = room(group_bytes(R) * chunks);
   prouter = room<float>(R * ROUTER_STRIDE); pk_gathered = room((u64)group_bytes(places_of(R)) * HIDDEN_PARTS * CHUNK_GROUPS); pk_inner = room((u64)group_bytes(places_of(R)) * EXPERT_PARTS * CHUNK_GROUPS); pproducts = room((u64)places_of(R) * HIDDEN * 2);
-  pchoice = room<u32>(R * CHOICE_WORDS); pcounts = room<u32>(EXPERTS); pplaces = room<u32>(R * TOP_K); ppositions = room<u32>(R * SLOTS); pruns = room<u32>(RUN_WORDS * (1 + R * SLOTS / 32 + EXPERTS + 2));
+  pchoice = room<u32>(R * CHOICE_WORDS); pcounts = room<u32>(EXPERTS * 8); pplaces = room<u32>(R * TOP_K); ppositions = room<u32>(R * SLOTS); pruns = room<u32>(RUN_WORDS * (1 + R * SLOTS / 32 + EXPERTS + 2));
   pqueries = room((R / 16 + 2) * KV_HEADS * 65536); ppartials = room(384 * ATTENTION_PART), parrived = room<u32>(384);
   const u64 delta_chunks = R / p_delta::CHUNK_TOKENS + 2; pd_keys = room(delta_chunks * KEY_HEADS * p_delta::SHARED_PART); pd_heads = room(delta_chunks * VALUE_HEADS * p_delta::HEAD_PART);
 }
@@ -56,9 +65,9 @@ static void expand_pages(u32 ordinal) {
 static void prefill_layer(int i, int R, const std::function<void(const char*)>& after, bool alone = false) {
   Layer& l = layers[i]; auto did = [&](const char* n) { if (after) after(n); };
   const u32 o = l.ordinal;
-  if (i == 0 || alone) PLANNED(round_prefill, R, 1, prompt, l.norm, px, pk_row);
+  if (i == 0 || alone) PLANNED(round_prefill, R, 1, prompt, l.norm, (const u8*)nullptr, px, pk_row);
   const u32 tiles = l.in.tile_count();
-  PLANNED(dense_prefill, ceil_div(tiles, Dense::TILES), R, prompt, l.in.tiles, pk_row, pproj, tiles, (u32)HIDDEN_PARTS, tiles * TILE, 0u);
+  PLANNED(dense_prefill, ceil_div(tiles, Dense::TILES), R, prompt, l.in.tiles, pk_row, pproj, tiles, (u32)HIDDEN_PARTS);
   if (!is_attention(i)) {
     did("delta_in");
     run_delta(l, R); did("delta_core");
@@ -67,12 +76,11 @@ static void prefill_layer(int i, int R, const std::function<void(const char*)>& 
     did("attn_in");
     PLANNED(p_attn::attn_kv_prefill, 0, R + 16, prompt, pproj, l.q_norm, l.k_norm, inv_freq, pqueries, o);
     expand_pages(o);
-    PLANNED(p_attn::attn_core_prefill, 0, R + 16, prompt, pproj, pqueries, pmixed, ppartials, parrived, pexpanded, o); did("attn_core");
-    PLANNED(p_attn::attn_round_prefill, R, 1, prompt, pmixed, pk_row);
+    PLANNED(p_attn::attn_core_prefill, 0, R + 16, prompt, pproj, pqueries, pk_row, ppartials, parrived, pexpanded, o); did("attn_core");
   }
   const u32 out_tiles = HIDDEN / TILE;
-  PLANNED(dense_prefill, ceil_div(out_tiles, Dense::TILES), R, prompt, l.out.tiles, pk_row, px, out_tiles, (u32)(is_attention(i) ? ATTN_PARTS : VALUE_PARTS), (u32)HIDDEN, 1u); did(is_attention(i) ? "attn_out" : "delta_out");
-  PLANNED(round_prefill, R, 1, prompt, l.post_norm, px, pk_row);
+  PLANNED(dense_prefill, ceil_div(out_tiles, Dense::TILES), R, prompt, l.out.tiles, pk_row, pproj, out_tiles, (u32)(is_attention(i) ? ATTN_PARTS : VALUE_PARTS));
+  PLANNED(round_prefill, R, 1, prompt, l.post_norm, pproj, px, pk_row); did(is_attention(i) ? "attn_out" : "delta_out");
   PLANNED(moe_route_prefill, 0, R, prompt, l.router.tiles, pk_row, prouter, pcounts); did("moe_route");
   PLANNED(moe_select_prefill, ceil_div(R, SELECT_ROWS), 1, prompt, prouter, pchoice, pcounts, pplaces);
   PLANNED(moe_sort_prefill, ceil_div(R, SORT_ROWS), 1, prompt, pchoice, pcounts, pplaces, ppositions, pruns);
@@ -115,7 +123,7 @@ static void check_prefill_stages(int position, int rows) {
       else if (k == "delta_out" || k == "attn_out") to["3 " + k] = down(xs, (u64)rows * HIDDEN); else if (k == "moe_route") to["4 " + k] = down(rs, (u64)rows * ROUTER_STRIDE); else if (k == "moe_down") to["5 " + k] = down(xs, (u64)rows * HIDDEN); };
     run_layer(i, true, rows, [&](const char* k) { note(want, x, proj, router, k); });
     put(sequences[0].state, state0); put((float*)sequences[0].page[0], pages0);
-    prefill_layer(i, rows, [&](const char* k) { note(got, px, pproj, prouter, k); }, true);
+    prefill_layer(i, rows, [&](const char* k) { if (strstr(k, "_in")) as_floats<<<rows, 256, 0, stream>>>(pproj, width, rows, pfloats); note(got, px, pfloats, prouter, k); }, true);
     std::vector<u32> a(rows * CHOICE_WORDS), b(a); CK(cudaMemcpy(a.data(), layers[i].choice, a.size() * 4, cudaMemcpyDeviceToHost)); CK(cudaMemcpy(b.data(), pchoice, b.size() * 4, cudaMemcpyDeviceToHost));
     // Where two experts' logits are closer than that, the others' may be chosen: the row is left out, and counted.
     std::vector<bool> same; for (int r = 0; r < rows; ++r) { std::sort(&a[r * CHOICE_WORDS], &a[r * CHOICE_WORDS] + TOP_K); std::sort(&b[r * CHOICE_WORDS], &b[r * CHOICE_WORDS] + TOP_K); same.push_back(std::equal(&a[r * CHOICE_WORDS], &a[r * CHOICE_WORDS] + TOP_K, &b[r * CHOICE_WORDS])); others += !same.back(); }
@@ -169,7 +177,7 @@ __global__ void set_gates(float* proj, int rows, int kind) {
 constexpr double DELTA_LIMIT = 1e-3, DELTA_NOTHING = 1e-5;
 static void check_delta(int position, int rows, int kind, std::vector<int> cuts) {
   make_sequences(1, 8, 8); prefill_room(rows); Layer& l = layers[1]; const u64 S = (u64)VALUE_HEADS * 16384, T = 3 * CHANNELS;
-  float* all = room<float>((u64)(rows + 1) * DELTA_STRIDE); fill_floats<<<1024, 256, 0, stream>>>(all, (u64)rows * DELTA_STRIDE, 31 * position + rows, -2, 2); set_gates<<<64, 256, 0, stream>>>(all, rows, kind);
+  float* all = room<float>((u64)(rows + 1) * DELTA_STRIDE); fill_projections(all, rows, DELTA_STRIDE, 31 * position + rows); set_gates<<<64, 256, 0, stream>>>(all, rows, kind);
   const auto state0 = down(sequences[0].state, STATE_FLOATS); const float *begin = state0.data() + l.ordinal * S, *tails = sequences[0].state + STATES + l.ordinal * T;
   std::vector<double> states(S), out((u64)rows * VALUE_WIDTH); for (u64 h = 0; h < VALUE_HEADS; ++h) for (int v = 0; v < 128; ++v) for (int k = 0; k < 128; ++k) states[h * 16384 + k * 128 + v] = begin[h * 16384 + v * 128 + k];
   double *dev_states = room<double>(S), *dev_out = room<double>(out.size()); CK(cudaMemcpy(dev_states, states.data(), S * 8, cudaMemcpyHostToDevice));
@@ -178,9 +186,9 @@ static void check_delta(int position, int rows, int kind, std::vector<int> cuts)
   std::vector<float> want_tails(T); for (int age = 0; age < 3; ++age) { const int row = rows - 3 + age; const auto from = row < 0 ? std::vector<float>() : down(all + (u64)row * DELTA_STRIDE, CHANNELS); for (int c = 0; c < CHANNELS; ++c) want_tails[age * CHANNELS + c] = row < 0 ? state0[STATES + l.ordinal * T + (row + 3) * CHANNELS + c] : from[c]; }
   std::vector<float> whole, whole_state;
   for (int cut : cuts) {
-    put(sequences[0].state, state0); std::vector<float> got; bool aligned = true; float* const kept = pproj;
+    put(sequences[0].state, state0); std::vector<float> got; bool aligned = true;
     for (int first = 0, n; first < rows; first += n) { n = std::min(cut, rows - first); set_prompt(n, position + first); aligned = aligned && (first == 0 || (position + first) % p_delta::CHUNK_TOKENS == 0); CK(cudaMemset(pmixed, 0xff, (u64)n * VALUE_WIDTH * 4));
-      pproj = all + (u64)first * DELTA_STRIDE; run_delta(l, n); PLANNED(p_delta::delta_round_prefill, n, 1, prompt, pmixed, pproj, l.gnorm, pk_row, l.ordinal); pproj = kept; CK(cudaStreamSynchronize(stream)); CK(cudaGetLastError()); auto v = down(pmixed, (u64)n * VALUE_WIDTH); got.insert(got.end(), v.begin(), v.end()); }
+      as_results<<<n, 256, 0, stream>>>(all + (u64)first * DELTA_STRIDE, DELTA_STRIDE, n, pproj); run_delta(l, n); PLANNED(p_delta::delta_round_prefill, n, 1, prompt, pmixed, pproj, l.gnorm, pk_row, l.ordinal); CK(cudaStreamSynchronize(stream)); CK(cudaGetLastError()); auto v = down(pmixed, (u64)n * VALUE_WIDTH); got.insert(got.end(), v.begin(), v.end()); }
     const auto end = down(sequences[0].state, STATE_FLOATS); double d = 0, n = 0, ds = 0, ns = 0; for (size_t i = 0; i < out.size(); ++i) d += pow(got[i] - out[i], 2), n += out[i] * out[i];
     for (u64 h = 0; h < VALUE_HEADS; ++h) for (int v = 0; v < 128; ++v) for (int k = 0; k < 128; ++k) { const double w = states[h * 16384 + k * 128 + v]; ds += pow(end[l.ordinal * S + h * 16384 + v * 128 + k] - w, 2), ns += w * w; }
     const double e = sqrt(d / n), es = sqrt(ds / (ns + S * pow(DELTA_NOTHING, 2))); bool good = e < DELTA_LIMIT && es < DELTA_LIMIT && !memcmp(&end[STATES + l.ordinal * T], want_tails.data(), T * 4);
@@ -193,7 +201,7 @@ static void check_deltas() {
   check_delta(60, 200, 1, {200, 4}); check_delta(0, 256, 2, {256, 192}); check_delta(0, 200, 3, {200, 64}); check_delta(0, 2048, 0, {2048, 512}); check_delta(0, 2048, 2, {2048, 1024}); }
 // The stage alone, over and over: us of each kernel of a layer.
 static void time_delta(int rows) {
-  make_sequences(1, 8, 8); set_prompt(rows, 0); fill_floats<<<1024, 256, 0, stream>>>(pproj, (u64)rows * DELTA_STRIDE, 3, -2, 2); std::map<std::string, std::vector<float>> us; std::vector<cudaEvent_t> events; names.clear();
+  make_sequences(1, 8, 8); set_prompt(rows, 0); fill_projections(pfloats, rows, DELTA_STRIDE, 3); as_results<<<rows, 256, 0, stream>>>(pfloats, DELTA_STRIDE, rows, pproj); std::map<std::string, std::vector<float>> us; std::vector<cudaEvent_t> events; names.clear();
   launched = [&] { cudaEvent_t e; CK(cudaEventCreate(&e)); CK(cudaEventRecord(e, stream)); events.push_back(e); };
   launched(); for (int i = 0; i < LAYERS; ++i) if (!is_attention(i)) { run_delta(layers[i], rows); PLANNED(p_delta::delta_round_prefill, rows, 1, prompt, pmixed, pproj, layers[i].gnorm, pk_row, layers[i].ordinal); }
   launched = nullptr; CK(cudaStreamSynchronize(stream)); CK(cudaGetLastError());

@@ -2,7 +2,7 @@
 //
 // attn_kv_prefill: keys and values into the cache, queries to where attention finds them; grid (KV heads, groups of positions).
 // attn_expand_prefill: what is stored in 8 bits as f16, as attention reads it.
-// attn_core_prefill: attn_wgmma.cuh on Hopper, attn_mma.cuh elsewhere.
+// attn_core_prefill: attn_wgmma.cuh on Hopper, attn_mma.cuh elsewhere. What it gives is written as operands of the projection after it.
 #include "attention.cuh"
 #include "gemm.cuh"
 
@@ -21,7 +21,7 @@ constexpr int KV_THREADS = 32 * QUERY_POSITIONS;
 static_assert(KV_THREADS == HEAD_DIM * QUERY_POSITIONS / 8, "16 bytes of values a thread");
 LAUNCH_ROWS(attn_kv_prefill, KV_HEADS, KV_THREADS, 0, QUERY_POSITIONS)
 extern "C" __global__ void __launch_bounds__(KV_THREADS)
-    attn_kv_prefill(const Prompt* prompt, const float* proj, const float* q_norm, const float* k_norm, const float* inv_freq, u8* queries, u32 ordinal) {
+    attn_kv_prefill(const Prompt* prompt, const u8* proj, const float* q_norm, const float* k_norm, const float* inv_freq, u8* queries, u32 ordinal) {
   const int start = prompt->position, rows = prompt->rows, kv_head = blockIdx.x, group = blockIdx.y;
   const int position0 = (start / QUERY_POSITIONS + group) * QUERY_POSITIONS, first_row = position0 - start;
   if (first_row >= rows) return;
@@ -30,18 +30,18 @@ extern "C" __global__ void __launch_bounds__(KV_THREADS)
   __shared__ u8 value_bytes[KV8 ? QUERY_POSITIONS : 1][HEAD_DIM];
   const auto there = [&](int row) { return row >= 0 && row < rows; };
   // All is asked for before anything is waited for.
-  float v[GROUP_HEADS][8] = {}, key[8], q_weight[8], k_weight[8], value[8];
+  uint4 query[GROUP_HEADS] = {};
+  float key[8], q_weight[8], k_weight[8], value[8];
   if (there(row)) {
-    const float* in = proj + (u64)row * ATTN_STRIDE;
 #pragma unroll
-    for (int head = 0; head < GROUP_HEADS; ++head) load_head(in + (kv_head * GROUP_HEADS + head) * 2 * HEAD_DIM, lane, v[head]);
-    load_head(in + FIRST_KEY + kv_head * HEAD_DIM, lane, key);
+    for (int head = 0; head < GROUP_HEADS; ++head) query[head] = *(const uint4*)results_at(proj, (kv_head * GROUP_HEADS + head) * 2 * HEAD_DIM + lane * 8, row, rows);
+    eight_results(proj, FIRST_KEY + kv_head * HEAD_DIM + lane * 8, row, rows, key);
   }
-  if (KV8 && there(row)) load_head(proj + (u64)row * ATTN_STRIDE + FIRST_VALUE + kv_head * HEAD_DIM, lane, value);
+  if (KV8 && there(row)) eight_results(proj, FIRST_VALUE + kv_head * HEAD_DIM + lane * 8, row, rows, value);
 #pragma unroll
   for (int i = 0; i < 8 && !KV8; ++i) {
     const int of = first_row + eight + i;
-    value[i] = there(of) ? proj[(u64)of * ATTN_STRIDE + FIRST_VALUE + kv_head * HEAD_DIM + dim] : 0;
+    value[i] = there(of) ? one_result(proj, FIRST_VALUE + kv_head * HEAD_DIM + dim, of, rows) : 0;
   }
   load_head(k_norm, lane, k_weight);
   float2 turns[8];
@@ -84,8 +84,10 @@ extern "C" __global__ void __launch_bounds__(KV_THREADS)
   u8* tile = queries + (u64)(group * KV_HEADS + kv_head) * QUERY_BYTES;
 #pragma unroll
   for (int head = 0; head < GROUP_HEADS; ++head) {
-    norm_and_turn(v[head], q_weight, turns, lane);
-    *(uint4*)(tile + query_place(warp * GROUP_HEADS + head, lane)) = query8(v[head]);
+    float v[8];
+    unpack_results(query[head], v);
+    norm_and_turn(v, q_weight, turns, lane);
+    *(uint4*)(tile + query_place(warp * GROUP_HEADS + head, lane)) = query8(v);
   }
 }
 
@@ -128,19 +130,25 @@ __device__ __forceinline__ const u8* prompt_page(const Prompt* prompt, const u8*
   return KV8 ? expanded + (u64)(page * KV_HEADS + kv_head) * STAGE_BYTES : page_of(prompt->pages, page, ordinal, kv_head);
 }
 
+// What attention gives for 64 dims of a head, of which a lane has 8 i + 2 t + {0, 1} (t = lane % 4), in the operands of a group of inputs. All four lanes
+// of a row call it, whether it is `there` or not. An operand's word has inputs i and i + 4 of eight, which are two lanes apart.
+constexpr int GROUP_EIGHTS = GROUP / 8;
+__device__ __forceinline__ void put_group(const float2 (&v)[GROUP_EIGHTS], u8* group, u32 row, int t, bool there) {
+  u32 units[2][GROUP_EIGHTS / 2];
+#pragma unroll
+  for (int i = 0; i < GROUP_EIGHTS; ++i) {
+    const float other = __shfl_xor_sync(~0u, t < 2 ? v[i].y : v[i].x, 2);
+    units[i % 2][i / 2] = t < 2 ? f16_pair(v[i].x, other) : f16_pair(other, v[i].y);
+  }
+  if (!there) return;
+#pragma unroll
+  for (int half = 0; half < 2; ++half)
+    *(uint4*)(group + row * GROUP_BYTES + ((4 * half + t % 2 * 2 + t / 2) ^ row % EIGHT) * 16) =
+        make_uint4(units[half][0], units[half][1], units[half][2], units[half][3]);
+}
+
 #if WARPGROUPS
 #include "attn_wgmma.cuh"
 #else
 #include "attn_mma.cuh"
 #endif
-
-// attn_round_prefill: the result as operands of the projection after it; a block a row, a warp a chunk of 256.
-LAUNCH_PLANNED(attn_round_prefill, ATTN_PARTS * 32, 0)
-extern "C" __global__ void __launch_bounds__(ATTN_PARTS * 32) attn_round_prefill(const Prompt* prompt, const float* mixed, u8* operands) {
-  const u32 row = blockIdx.x;
-  if (row >= prompt->rows) return;
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  float v[8];
-  load8(mixed + (u64)row * ATTN_WIDTH, warp * CHUNK + lane * 8, ATTN_WIDTH, v);
-  round_into(v, operands, row, prompt->rows, warp, lane);
-}

@@ -21,7 +21,7 @@ __device__ __forceinline__ void pair_barrier(int pair) { asm volatile("bar.sync 
 
 LAUNCH_ROWS(attn_core_prefill, KV_HEADS, THREADS, attention_bytes(PAIRS, STAGES), POSITIONS)
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-    attn_core_prefill(const Prompt* prompt, const float* proj, const u8* prepared, float* mixed, u8*, u32*, const u8* expanded, u32 ordinal) {
+    attn_core_prefill(const Prompt* prompt, const u8* proj, const u8* prepared, u8* operands, u8*, u32*, const u8* expanded, u32 ordinal) {
   extern __shared__ __align__(16) u8 shared[];
   const int start = prompt->position, rows = prompt->rows, kv_head = blockIdx.x;
   const int groups = (start + rows - 1) / POSITIONS - start / POSITIONS + 1;
@@ -144,13 +144,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     const int row = position0 + 2 * pair + r - start, head = kv_head * GROUP_HEADS + g;
     if (row < 0 || row >= rows) continue;
     const float sum = exchange[r * 8 + g] + exchange[PAIR_ROWS + r * 8 + g];
-    const float* gate = proj + (u64)row * ATTN_STRIDE + (head * 2 + 1) * HEAD_DIM;
-    float* to = mixed + (u64)row * ATTN_WIDTH + head * HEAD_DIM;
 #pragma unroll
-    for (int n = 0; n < TILES; ++n) {
-      const int dim = half * (HEAD_DIM / 2) + n * 8 + 2 * t;
-      const float2 z = *(const float2*)(gate + dim);
-      *(float2*)(to + dim) = make_float2(__fdividef(out[n][2 * r], sum) * sigmoid(z.x), __fdividef(out[n][2 * r + 1], sum) * sigmoid(z.y));
+    for (int first = 0; first < TILES; first += GROUP_EIGHTS) {
+      const int dim = half * (HEAD_DIM / 2) + first * 8;
+      float2 v[GROUP_EIGHTS];
+#pragma unroll
+      for (int i = 0; i < GROUP_EIGHTS; ++i) {
+        const float2 z = f16_floats(two_results(proj, (head * 2 + 1) * HEAD_DIM + dim + i * 8 + 2 * t, row, rows));
+        const float* sums = out[first + i] + 2 * r;
+        v[i] = make_float2(__fdividef(sums[0], sum) * sigmoid(z.x), __fdividef(sums[1], sum) * sigmoid(z.y));
+      }
+      put_group(v, operands + (u64)(head * (HEAD_DIM / GROUP) + dim / GROUP) * group_bytes(rows), row, t, true);
     }
   }
 }

@@ -10,8 +10,10 @@
 // order: by one block, which leaves what it has so far in memory at the end of each (4 us, of a span's 170), or, where there are few positions,
 // by the last of the blocks that have a span each.
 // For a page and 128 rows: 2,048 cycles of the tensor cores and as many of shared memory (512 for what the copy engine writes, 1,536 for what
-// the tensor cores read: scores read queries and keys, 64 x 16 each); 64 KB from L2. At the end of an item 128 KB of gates and as many of results.
-// Reached: 215 us for 4,096 positions from 0 on (638 TFLOP/s), 2,693 from 28,672 on (766 TFLOP/s), 16 query heads.
+// the tensor cores read: scores read queries and keys, 64 x 16 each); 64 KB from L2. At the end of an item 64 KB of gates and as many of results.
+// Reached: 215 to 220 us for 4,096 positions from 0 on (625 to 640 TFLOP/s), 2,700 from 28,672 on (764 TFLOP/s), 16 query heads.
+// No shuffle may stand in a branch that the compiler cannot prove the same for all lanes: it then keeps the ring's addresses out of uniform registers, and a
+// page takes 572 instructions instead of 490 (5 % of the time).
 #pragma once
 
 constexpr int POSITIONS = QUERY_POSITIONS;
@@ -245,33 +247,32 @@ __device__ __forceinline__ Work work_of(const Prompt* prompt, int& turn) {
   }
 }
 
-constexpr int PUT_AT_ONCE = 8;
+constexpr int PUT_AT_ONCE = GROUP_EIGHTS;
 // Where a thread's results go: rows g and g + 8 of the warp's sixteen, the same head of two positions.
 struct Output {
-  const float* gates;
-  float* mixed;  // both from the thread's first dim on
-  int row, rows;
-  __device__ __forceinline__ Output(const volatile Work* work, const Prompt* prompt, const float* proj, float* all_mixed, int warp, int lane) {
-    const int head = work->kv_head * GROUP_HEADS + lane / 4, dim = lane % 4 * 2;
+  const u8* proj;
+  u8* operands;
+  int row, rows, head, t;
+  __device__ __forceinline__ Output(const volatile Work* work, const Prompt* prompt, const u8* proj, u8* operands, int warp, int lane)
+      : proj(proj), operands(operands), head(work->kv_head * GROUP_HEADS + lane / 4), t(lane % 4) {
     row = work->position0 + 2 * warp - (int)prompt->position, rows = prompt->rows;
-    gates = proj + (s64)row * ATTN_STRIDE + (head * 2 + 1) * HEAD_DIM + dim;
-    mixed = all_mixed + (s64)row * ATTN_WIDTH + head * HEAD_DIM + dim;
   }
   // Dims 8 part + 2 t + {0, 1} of both rows, of so many parts: gates are asked for before anything is written.
   __device__ __forceinline__ void put(int part, const float4 (&sums)[PUT_AT_ONCE], const float (&shares)[2]) const {
-    float2 z[2][PUT_AT_ONCE];
+    u32 gates[2][PUT_AT_ONCE];
 #pragma unroll
     for (int r = 0; r < 2; ++r)
 #pragma unroll
-      for (int i = 0; i < PUT_AT_ONCE; ++i) z[r][i] = there(r) ? *(const float2*)(gates + r * ATTN_STRIDE + (part + i) * 8) : make_float2(0, 0);
+      for (int i = 0; i < PUT_AT_ONCE; ++i) gates[r][i] = there(r) ? two_results(proj, (head * 2 + 1) * HEAD_DIM + (part + i) * 8 + t * 2, row + r, rows) : 0;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      if (!there(r)) continue;
+      float2 v[PUT_AT_ONCE];
 #pragma unroll
       for (int i = 0; i < PUT_AT_ONCE; ++i) {
-        const float2 sum = r ? make_float2(sums[i].z, sums[i].w) : make_float2(sums[i].x, sums[i].y);
-        *(float2*)(mixed + r * ATTN_WIDTH + (part + i) * 8) = make_float2(sum.x * shares[r] * sigmoid(z[r][i].x), sum.y * shares[r] * sigmoid(z[r][i].y));
+        const float2 sum = r ? make_float2(sums[i].z, sums[i].w) : make_float2(sums[i].x, sums[i].y), z = f16_floats(gates[r][i]);
+        v[i] = make_float2(sum.x * shares[r] * sigmoid(z.x), sum.y * shares[r] * sigmoid(z.y));
       }
+      put_group(v, operands + (u64)(head * (HEAD_DIM / GROUP) + part / GROUP_EIGHTS) * group_bytes(rows), row + r, t, there(r));
     }
   }
   __device__ __forceinline__ bool there(int r) const { return row + r >= 0 && row + r < rows; }
@@ -298,7 +299,7 @@ __device__ __forceinline__ void put_joined(const float4* partial, int parts, con
 
 LAUNCH_ROWS(attn_core_prefill, MULTIPROCESSORS, ATTENTION_THREADS, ATTENTION_SHARED, 0x7fffffff)
 extern "C" __global__ void __launch_bounds__(ATTENTION_THREADS, 1)
-    attn_core_prefill(const Prompt* prompt, const float* proj, const u8* queries, float* mixed, u8* partials, u32* arrived,
+    attn_core_prefill(const Prompt* prompt, const u8* proj, const u8* queries, u8* operands, u8* partials, u32* arrived,
                       const u8* expanded, u32 ordinal) {
   extern __shared__ __align__(16) u8 shared[];
   const int thread = threadIdx.x, lane = thread % 32, warpgroup = __shfl_sync(~0u, thread / 128, 0);
@@ -377,7 +378,7 @@ extern "C" __global__ void __launch_bounds__(ATTENTION_THREADS, 1)
       if (lane == 0) barrier_arrive(query_empty);
       const int parts = work->parts;
       if (parts == 0) {
-        const Output output(work, prompt, proj, mixed, warp, lane);
+        const Output output(work, prompt, proj, operands, warp, lane);
         float shares[2];
 #pragma unroll
         for (int r = 0; r < 2; ++r) shares[r] = __fdividef(1.0f, lanes_sum<4>(seen.total[r]));
@@ -403,7 +404,7 @@ extern "C" __global__ void __launch_bounds__(ATTENTION_THREADS, 1)
         if (!*came_last) continue;
         __threadfence();
       }
-      put_joined((const float4*)(partials + (u64)PARTIAL_BYTES * work->number) + thread, parts, Output(work, prompt, proj, mixed, warp, lane));
+      put_joined((const float4*)(partials + (u64)PARTIAL_BYTES * work->number) + thread, parts, Output(work, prompt, proj, operands, warp, lane));
     }
   }
 }

@@ -70,21 +70,29 @@ __device__ __forceinline__ void fetch_two(u32 to, const u8* from, int bytes, u32
 
 // ---- inputs and products ---------------------------------------------------------------------------------------------------
 
-// What the convolution reads: rows of `proj`, before this pass the tails'. A row that is neither has some numbers.
+// What the convolution reads, two neighbouring channels at a time: rows of `proj`, before this pass the tails'. A row that is neither has some
+// numbers.
 struct Inputs {
-  const float *tails, *proj;
+  const float* tails;
+  const u8* proj;
   int rows;
-  __device__ __forceinline__ Inputs(const Prompt* prompt, const float* proj, u32 ordinal)
+  __device__ __forceinline__ Inputs(const Prompt* prompt, const u8* proj, u32 ordinal)
       : tails((const float*)prompt->state + STATES + (u64)ordinal * TAIL * CHANNELS), proj(proj), rows(prompt->rows) {}
   __device__ __forceinline__ bool has(int row) const { return row >= 0 && row < rows; }
-  __device__ __forceinline__ float at(int row, int channel) const {
-    return row >= 0 ? proj[(u64)min(row, rows - 1) * DELTA_STRIDE + channel] : tails[max(row + TAIL, 0) * CHANNELS + channel];
+  __device__ __forceinline__ u32 at(int row, int channel) const {
+    if (row >= 0) return two_results(proj, channel, min(row, rows - 1), rows);
+    const float2 tail = *(const float2*)(tails + max(row + TAIL, 0) * CHANNELS + channel);
+    return f16_pair(tail.x, tail.y);
   }
-  template <int COUNT> __device__ __forceinline__ void read(float (&to)[COUNT], int row, int channel) const {
+  template <int COUNT> __device__ __forceinline__ void read(u32 (&to)[COUNT], int row, int channel) const {
     if (row >= 0 && row + COUNT <= rows) {
-      const float* from = proj + (u64)row * DELTA_STRIDE + channel;
+      // Rows that are eight apart are swapped alike.
+      const u8* from = proj + ((u64)(channel / COLUMN) * rows + row) * COLUMN_BYTES + channel % 8 * 2;
+      u32 at[EIGHT];
 #pragma unroll
-      for (int i = 0; i < COUNT; ++i) to[i] = from[i * DELTA_STRIDE];
+      for (int i = 0; i < EIGHT && i < COUNT; ++i) at[i] = i * COLUMN_BYTES + ((channel % COLUMN / 8) ^ (row + i) % EIGHT) * 16;
+#pragma unroll
+      for (int i = 0; i < COUNT; ++i) to[i] = *(const u32*)(from + at[i % EIGHT] + i / EIGHT * (EIGHT * COLUMN_BYTES));
     } else {
 #pragma unroll
       for (int i = 0; i < COUNT; ++i) to[i] = at(row + i, channel);
@@ -99,6 +107,15 @@ __device__ __forceinline__ float quick_silu(float x) {
 }
 __device__ __forceinline__ float quick_convolve(const float4& taps, float oldest, float older, float old, float now) {
   return quick_silu(__fmaf_rn(taps.w, now, __fmaf_rn(taps.z, old, __fmaf_rn(taps.y, older, taps.x * oldest))));
+}
+// Two channels of COUNT tokens, from what they and the TAIL before them have.
+template <int COUNT> __device__ __forceinline__ void quick_convolve(const float4 (&taps)[2], const u32* inputs, float2 (&to)[COUNT]) {
+  float2 v[TAIL + COUNT];
+#pragma unroll
+  for (int i = 0; i < TAIL + COUNT; ++i) v[i] = f16_floats(inputs[i]);
+#pragma unroll
+  for (int i = 0; i < COUNT; ++i)
+    to[i] = make_float2(quick_convolve(taps[0], v[i].x, v[i + 1].x, v[i + 2].x, v[i + 3].x), quick_convolve(taps[1], v[i].y, v[i + 1].y, v[i + 2].y, v[i + 3].y));
 }
 
 // Four 8 x 8 matrices of f16, a row of which each lane names: lane l that of matrix l / 8. A lane gets row l / 4, columns 2 (l % 4) and one more.

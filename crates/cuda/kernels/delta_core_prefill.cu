@@ -1,8 +1,8 @@
 // delta_core of a prompt, in chunks of 64 tokens on tensor cores (delta_chunk.cuh has the formulas).
 //
 // delta_chunk_prefill: a block a chunk of one key head and its two value heads: convolution of keys and queries and their lengths, gates,
-// their products with each other, the triangular inverses in f32, everything written as the next kernel wants it. Reads and writes 36 KB a
-// token: 32 us for 4,096 at 4.6 TB/s. Reached: 79 us; it is bound by its instructions, some
+// their products with each other, the triangular inverses in f32, everything written as the next kernel wants it. Reads and writes 28 KB a
+// token: 25 us for 4,096 at 4.6 TB/s. Reached: 69 us; it is bound by its instructions, some
 // 5,000 of a warp (three blocks a multiprocessor, 80 registers a thread).
 //
 // delta_core_prefill: chunk after chunk. Four blocks a value head, each 32 of its 128 value rows. A pair of warps has 16 of them, each
@@ -12,15 +12,17 @@
 // A chunk takes a scheduler 336 products of 16 x 8 x 16, some 2,200 cycles. Reached: 5,500, 178 us for 4,096 tokens.
 //
 // delta_round_prefill: the gated norm, rounded for the projection after it; a block a token, a warp a chunk of 256 (two heads). Tails move on.
-// Reads and writes 41 KB a token: 36 us for 4,096. Reached: 50 us.
+// Reads and writes 33 KB a token: 29 us for 4,096. Reached: 42 us.
 #include "delta_chunk.cuh"
 #include "gemm.cuh"
 
 // ---- all chunks at once ----------------------------------------------------------------------------------------------------
 
 constexpr int CHUNK_THREADS = 256, CHUNK_WARPS = CHUNK_THREADS / 32;
-static_assert(CHUNK_THREADS == 2 * KEY_DIM, "a thread a channel of queries or keys");
-constexpr int CONV_TOKENS = 16;           // that a thread reads before it computes
+constexpr int PAIRED = KEY_DIM / 2;       // threads that have the channels of a head's queries or keys, two each
+constexpr int CONV_PART = CHUNK_TOKENS / (CHUNK_THREADS / (2 * PAIRED));  // tokens of a thread
+constexpr int CONV_TOKENS = 16;           // that it reads before it computes
+static_assert(CONV_PART % CONV_TOKENS == 0, "whole steps");
 constexpr int CONV_STRIDE = KEY_DIM + 4;  // floats from token to token of convolved keys and queries
 constexpr int SOLVE_STRIDE = CHUNK_TOKENS + 4;
 constexpr int STAGED_BYTES = CHUNK_TOKENS * CONV_STRIDE * 4;
@@ -32,8 +34,9 @@ struct ChunkGates {
   float sum[SHARERS][CHUNK_TOKENS], rest[SHARERS][CHUNK_TOKENS];  // b[t], in two parts
   float strength[SHARERS][CHUNK_TOKENS];                          // beta[t]
 };
-constexpr int CHUNK_BLOCKS = 3;  // of a multiprocessor
 constexpr int CHUNK_SHARED = CHUNK_FLOATS * 4 + sizeof(ChunkGates);
+constexpr int CHUNK_BLOCKS = SHARED_LIMIT / CHUNK_SHARED < 3 ? SHARED_LIMIT / CHUNK_SHARED : 3;  // of a multiprocessor
+static_assert(CHUNK_BLOCKS > 0, "a chunk fits into shared memory");
 constexpr float LEAST_DECAY = -1000.0f;  // of a token, its logarithm: exp of it is zero, and 64 of them are a number
 
 // A sum of f32 in two parts: differences of sums stay as good as the sums' terms.
@@ -130,7 +133,7 @@ __device__ __forceinline__ int lower_row(int block) { return (block >= 1) + (blo
 LAUNCH_ROWS(delta_chunk_prefill, KEY_HEADS, CHUNK_THREADS, CHUNK_SHARED, CHUNK_TOKENS)
 // Grid (key heads, chunks). `keys` has SHARED_PART bytes for each chunk and key head, `heads` HEAD_PART for each chunk and value head.
 extern "C" __global__ void __launch_bounds__(CHUNK_THREADS, CHUNK_BLOCKS)
-    delta_chunk_prefill(const Prompt* prompt, const float* proj, const float* conv, const float* a_log, const float* dt_bias, u8* keys,
+    delta_chunk_prefill(const Prompt* prompt, const u8* proj, const float* conv, const float* a_log, const float* dt_bias, u8* keys,
                         u8* heads, u32 ordinal) {
   extern __shared__ __align__(16) u8 shared[];
   const int key_head = blockIdx.x, chunk = blockIdx.y, thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
@@ -148,32 +151,35 @@ extern "C" __global__ void __launch_bounds__(CHUNK_THREADS, CHUNK_BLOCKS)
     rate = a_log[gate_head], bias = dt_bias[gate_head];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const float* at = proj + (u64)min(max(row0 + lane * 2 + i, 0), rows - 1) * DELTA_STRIDE + CHANNELS + VALUE_WIDTH + gate_head;
-      strong[i] = at[0], kept[i] = at[VALUE_HEADS];
+      const int row = min(max(row0 + lane * 2 + i, 0), rows - 1), n = CHANNELS + VALUE_WIDTH + gate_head;
+      strong[i] = one_result(proj, n, row, rows), kept[i] = one_result(proj, n + VALUE_HEADS, row, rows);
     }
   }
   float* staged = (float*)shared;
   {
-    const int channel = thread / KEY_DIM * KEY_WIDTH + key_head * KEY_DIM + thread % KEY_DIM;
-    const float4 taps = *(const float4*)(conv + channel * CONV_WIDTH);
-    float v[TAIL + CONV_TOKENS], next[CONV_TOKENS];
+    const int which = thread / PAIRED % 2, part = thread / (2 * PAIRED) * CONV_PART, in_head = thread % PAIRED * 2;
+    const int channel = which * KEY_WIDTH + key_head * KEY_DIM + in_head, row = row0 + part;
+    const float4 taps[2] = {((const float4*)conv)[channel], ((const float4*)conv)[channel + 1]};
+    u32 v[TAIL + CONV_TOKENS], next[CONV_TOKENS];
 #pragma unroll
-    for (int i = 0; i < TAIL; ++i) v[i] = inputs.at(row0 - TAIL + i, channel);
-    inputs.read(next, row0, channel);
-    float* to = staged + thread / KEY_DIM * CHUNK_TOKENS * CONV_STRIDE + thread % KEY_DIM;
+    for (int i = 0; i < TAIL; ++i) v[i] = inputs.at(row - TAIL + i, channel);
+    inputs.read(next, row, channel);
+    float* to = staged + (which * CHUNK_TOKENS + part) * CONV_STRIDE + in_head;
 #pragma unroll 1
-    for (int first = 0; first < CHUNK_TOKENS; first += CONV_TOKENS) {
+    for (int first = 0; first < CONV_PART; first += CONV_TOKENS) {
 #pragma unroll
       for (int i = 0; i < CONV_TOKENS; ++i) v[TAIL + i] = next[i];
-      if (first + CONV_TOKENS < CHUNK_TOKENS) inputs.read(next, row0 + first + CONV_TOKENS, channel);
+      if (first + CONV_TOKENS < CONV_PART) inputs.read(next, row + first + CONV_TOKENS, channel);
+      float2 convolved[CONV_TOKENS];
+      quick_convolve(taps, v, convolved);
 #pragma unroll
-      for (int i = 0; i < CONV_TOKENS; ++i) to[(first + i) * CONV_STRIDE] = quick_convolve(taps, v[i], v[i + 1], v[i + 2], v[i + 3]);
+      for (int i = 0; i < CONV_TOKENS; ++i) *(float2*)(to + (first + i) * CONV_STRIDE) = convolved[i];
 #pragma unroll
       for (int i = 0; i < TAIL; ++i) v[i] = v[CONV_TOKENS + i];
     }
-    if (row0 < 0 || row0 + CHUNK_TOKENS > rows)
-      for (int i = 0; i < CHUNK_TOKENS; ++i)
-        if (!inputs.has(row0 + i)) to[i * CONV_STRIDE] = 0;
+    if (row < 0 || row + CONV_PART > rows)
+      for (int i = 0; i < CONV_PART; ++i)
+        if (!inputs.has(row + i)) *(float2*)(to + i * CONV_STRIDE) = make_float2(0, 0);
   }
   if (warp < SHARERS) {
     float log_keep[2], strength[2];
@@ -331,9 +337,9 @@ constexpr int CORE_STAGES = core_shared(PAIRS, 2) <= SHARED_LIMIT ? 2 : 1;
 constexpr int CORE_SHARED = core_shared(PAIRS, CORE_STAGES);
 static_assert(CORE_SHARED <= SHARED_LIMIT, "a chunk fits into shared memory");
 constexpr int SLICE = PAIRS * PAIR_ROWS, SLICES = VALUE_DIM / SLICE;  // value rows of a block
-// Warps: those that have the state, those that answer, and those that convolve values (a lane 16 tokens of a channel), of which the first fetches.
-// A thirteenth warp would cost the others registers.
-constexpr int STATE_WARPS = 2 * PAIRS, ANSWER_WARPS = 2 * PAIRS, CONV_WARPS = CHUNK_TOKENS / CONV_TOKENS * SLICE / 32;
+// Warps: those that have the state, those that answer, and those that convolve values (a lane eight tokens of two channels), of which the first
+// fetches. A thirteenth warp would cost the others registers.
+constexpr int STRIP = 8, STATE_WARPS = 2 * PAIRS, ANSWER_WARPS = 2 * PAIRS, CONV_WARPS = CHUNK_TOKENS / STRIP * SLICE / 2 / 32;
 constexpr int FIRST_CONV = STATE_WARPS + ANSWER_WARPS, CORE_WARPS = FIRST_CONV + CONV_WARPS, CORE_THREADS = CORE_WARPS * 32;
 
 // Barriers: of a stage `full` and `empty`, of its values `ready` and `used`; of a pair, whether the state and what tokens write may be
@@ -370,7 +376,7 @@ __device__ __forceinline__ void read_left(const u8* from, Left& left, int lane) 
 LAUNCH_ROWS(delta_core_prefill, SLICES * VALUE_HEADS, CORE_THREADS, CORE_SHARED, 1)
 // `out`: the state's answers.
 extern "C" __global__ void __launch_bounds__(CORE_THREADS, 1)
-    delta_core_prefill(const Prompt* prompt, const u8* keys, const u8* heads, const float* proj, const float* conv, float* out, u32 ordinal) {
+    delta_core_prefill(const Prompt* prompt, const u8* keys, const u8* heads, const u8* proj, const float* conv, float* out, u32 ordinal) {
   extern __shared__ __align__(16) u8 shared[];
   const int head = blockIdx.x / SLICES, first_value = head * VALUE_DIM + blockIdx.x % SLICES * SLICE;
   const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32, pair = warp / 2 % PAIRS, half = warp % 2, g = lane / 4, t = lane % 4;
@@ -396,14 +402,14 @@ extern "C" __global__ void __launch_bounds__(CORE_THREADS, 1)
   if (warp >= FIRST_CONV) {
     // Rows g of a pair's first and second eight, tokens 2 t and 2 t + 1 are neighbours, and t is where neither those who write nor those who
     // read meet in a bank.
-    const int strip = (warp - FIRST_CONV) * (32 / SLICE) + lane / SLICE, in_slice = lane % SLICE, channel = 2 * KEY_WIDTH + first_value + in_slice;
-    const float4 taps = *(const float4*)(conv + channel * CONV_WIDTH);
+    const int strip = ((warp - FIRST_CONV) * 32 + lane) / (SLICE / 2), in_slice = lane % (SLICE / 2) * 2, channel = 2 * KEY_WIDTH + first_value + in_slice;
+    const float4 taps[2] = {((const float4*)conv)[channel], ((const float4*)conv)[channel + 1]};
     const Inputs inputs(prompt, proj, ordinal);
     const u8* keys_from = keys + head / SHARERS * SHARED_PART;
     const u8* head_from = heads + head * HEAD_PART;
-    const u32 place = in_slice / 16 * VALUES_BYTES + strip * 2 * 512 + in_slice % 8 * 64 + in_slice / 8 % 2 * 8;
-    int row = strip * CONV_TOKENS - before;
-    float next[TAIL + CONV_TOKENS];  // of the next chunk
+    const u32 place = in_slice / 16 * VALUES_BYTES + strip * 512 + in_slice % 8 * 64 + in_slice / 8 % 2 * 8;
+    int row = strip * STRIP - before;
+    u32 next[TAIL + STRIP];  // of the next chunk
     inputs.read(next, row - TAIL, channel);
     for (int chunk = 0; chunk < chunks; ++chunk, row += CHUNK_TOKENS) {
       const int slot = chunk % CORE_STAGES;
@@ -413,21 +419,25 @@ extern "C" __global__ void __launch_bounds__(CORE_THREADS, 1)
         fetch_two(to, keys_from + (u64)chunk * KEY_HEADS * SHARED_PART, SHARED_PART, to + STAGE_HEAD,
                   head_from + (u64)chunk * VALUE_HEADS * HEAD_PART, HEAD_PART, barriers.full(slot), lane);
       }
-      float v[TAIL + CONV_TOKENS];
+      u32 now[TAIL + STRIP];
 #pragma unroll
-      for (int i = 0; i < TAIL + CONV_TOKENS; ++i) v[i] = next[i];
+      for (int i = 0; i < TAIL + STRIP; ++i) now[i] = next[i];
       if (chunk + 1 < chunks) inputs.read(next, row + CHUNK_TOKENS - TAIL, channel);
+      float2 v[STRIP];
+      quick_convolve(taps, now, v);
+      if (row < 0 || row + STRIP > rows) {
 #pragma unroll
-      for (int i = 0; i < CONV_TOKENS; ++i) v[i] = quick_convolve(taps, v[i], v[i + 1], v[i + 2], v[i + 3]);
-      if (row < 0 || row + CONV_TOKENS > rows) {
-#pragma unroll
-        for (int i = 0; i < CONV_TOKENS; ++i) v[i] = inputs.has(row + i) ? v[i] : 0.0f;
+        for (int i = 0; i < STRIP; ++i)
+          if (!inputs.has(row + i)) v[i] = make_float2(0, 0);
       }
       if (chunk >= CORE_STAGES) meet_wait(barriers.values_used(slot), chunk / CORE_STAGES - 1);
       u8* to = values + slot * PAIRS * VALUES_BYTES + place;
 #pragma unroll
-      for (int i = 0; i < CONV_TOKENS / 2; ++i)
-        *(float2*)(to + i / 4 * 512 + (i % 4 ^ in_slice / 2 % 4) * 16) = make_float2(v[2 * i], v[2 * i + 1]);
+      for (int i = 0; i < STRIP / 2; ++i) {
+        u8* at = to + (i ^ in_slice / 2 % 4) * 16;
+        *(float2*)at = make_float2(v[2 * i].x, v[2 * i + 1].x);
+        *(float2*)(at + 64) = make_float2(v[2 * i].y, v[2 * i + 1].y);
+      }
       warp_arrive(barriers.values_ready(slot), lane);
     }
     return;
@@ -621,7 +631,7 @@ extern "C" __global__ void __launch_bounds__(CORE_THREADS, 1)
 // ---- the gated norm --------------------------------------------------------------------------------------------------------
 
 // Tails move on by the rows of the pass: a channel a thread.
-__device__ __forceinline__ void move_tails(const Prompt* prompt, const float* proj, u32 ordinal, int first, int step) {
+__device__ __forceinline__ void move_tails(const Prompt* prompt, const u8* proj, u32 ordinal, int first, int step) {
   const int rows = prompt->rows;
   for (int channel = first; channel < CHANNELS; channel += step) {
     float* tail = (float*)prompt->state + STATES + (u64)ordinal * TAIL * CHANNELS + channel;
@@ -629,7 +639,7 @@ __device__ __forceinline__ void move_tails(const Prompt* prompt, const float* pr
 #pragma unroll
     for (int age = 0; age < TAIL; ++age) {
       const int row = rows + age - TAIL;
-      kept[age] = row < 0 ? tail[(row + TAIL) * CHANNELS] : proj[(u64)row * DELTA_STRIDE + channel];
+      kept[age] = row < 0 ? tail[(row + TAIL) * CHANNELS] : one_result(proj, channel, row, rows);
     }
 #pragma unroll
     for (int age = 0; age < TAIL; ++age) tail[age * CHANNELS] = kept[age];
@@ -638,14 +648,14 @@ __device__ __forceinline__ void move_tails(const Prompt* prompt, const float* pr
 
 LAUNCH_PLANNED(delta_round_prefill, VALUE_PARTS * 32, 0)
 extern "C" __global__ void __launch_bounds__(VALUE_PARTS * 32)
-    delta_round_prefill(const Prompt* prompt, const float* out, const float* proj, const float* gnorm, u8* operands, u32 ordinal) {
+    delta_round_prefill(const Prompt* prompt, const float* out, const u8* proj, const float* gnorm, u8* operands, u32 ordinal) {
   const u32 row = blockIdx.x, rows = prompt->rows;
   if (row >= rows) return;
   move_tails(prompt, proj, ordinal, row * VALUE_PARTS * 32 + threadIdx.x, rows * VALUE_PARTS * 32);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, k = warp * CHUNK + lane * 8;
-  float v[8], z[8], weight[8];
+  float v[8], z[8] = {}, weight[8];
   load8(out + (u64)row * VALUE_WIDTH, k, VALUE_WIDTH, v);
-  load8(proj + (u64)row * DELTA_STRIDE + CHANNELS, k, VALUE_WIDTH, z);
+  if (k < VALUE_WIDTH) eight_results(proj, CHANNELS + k, row, rows, z);
   load8(gnorm, k % VALUE_DIM, VALUE_DIM, weight);
   float squares[8];
 #pragma unroll

@@ -14,8 +14,6 @@
 #include "prompt.cuh"
 #include "tiles.cuh"
 
-__device__ __forceinline__ float2 f16_floats(u32 pair) { return make_float2(from_f16((u16)pair), from_f16((u16)(pair >> 16))); }
-
 // Eight inputs a lane, one chunk a warp, as operands of one of `rows` rows.
 __device__ __forceinline__ void round_into(const float (&v)[8], u8* operands, u32 row, u32 rows, int chunk, int lane) {
   const int group = lane / 8, piece = lane % 8;
@@ -112,10 +110,11 @@ struct Item {
   int tokens;          // 0: there is no such item
   int first_tile, first_token;
 };
-// Item `i` of the product of `rows` tokens with a matrix of `tiles`; neighbours have the same tokens.
-template <class G> __device__ __forceinline__ Item dense_item(int i, const u8* matrix, const u8* operands, int tiles, int chunks, int rows, int tokens) {
-  const int blocks = ceil_div(tiles, G::TILES), first = i % blocks * G::TILES, token = i / blocks * tokens;
-  return {matrix + (u64)first * chunks * G::BYTES, operands + (u64)token * GROUP_BYTES, group_bytes(rows), min(G::TILES, tiles - first),
+// Item `i` of the product of `rows` tokens with a matrix of `tiles`, of which an item has `block_tiles`; neighbours have the same tokens.
+template <class G>
+__device__ __forceinline__ Item dense_item(int i, const u8* matrix, const u8* operands, int tiles, int chunks, int rows, int tokens, int block_tiles = G::TILES) {
+  const int blocks = ceil_div(tiles, block_tiles), first = i % blocks * block_tiles, token = i / blocks * tokens;
+  return {matrix + (u64)first * chunks * G::BYTES, operands + (u64)token * GROUP_BYTES, group_bytes(rows), min(block_tiles, tiles - first),
           max(min(tokens, rows - token), 0), first, token};
 }
 // The same of experts of `tiles` each, with the runs of moe_route. The shared expert's tokens are those of `shared`, if there is such.
@@ -132,28 +131,22 @@ __device__ __forceinline__ Item expert_item(int i, const u8* matrix, const u8* o
 
 // ---- results --------------------------------------------------------------------------------------------------------------
 //
-// What becomes of them. Each has, of eight tiles at a time whose first is a multiple of eight:
-//   STAGED        bytes of a token's results, which lie together from token to token; 0: they do not
+// What becomes of them. Each has, where results are put together of eight tiles at a time whose first is a multiple of eight:
+//   STAGED        bytes of a token's results, which lie together from token to token; 0: they do not, and any tile may be the first
 //   base(tile, token)   where those of a run of tokens begin
 //   put(to, tile, token, count, low, low_next, high, high_next)   the results of `token` and the next, counted from there, of which `count`
 //                 exist (it may be 0 or less), in matrix rows lane / 4 and 8 more of a tile; the whole warp calls it
 
-// f32 [tokens][stride], added to what is there with ADD.
+// f32 [tokens][stride].
 struct Floats {
   static constexpr int STAGED = 0;
   float* out;
   u32 stride;
-  bool add;
-  __device__ __forceinline__ u8* base(int tile, u32 token) const { return (u8*)(out + (u64)token * stride + tile / 8 * 8 * TILE); }
-  __device__ __forceinline__ void put_one(float* to, float v) const {
-    // Adds to memory without waiting for what was there.
-    if (add) asm volatile("red.global.add.f32 [%0], %1;" ::"l"(to), "f"(v) : "memory");
-    else *to = v;
-  }
+  __device__ __forceinline__ u8* base(int, u32 token) const { return (u8*)(out + (u64)token * stride); }
   __device__ __forceinline__ void put(u8* to, int tile, int token, int count, float low, float low_next, float high, float high_next) const {
-    float* at = (float*)to + token * stride + tile % 8 * TILE + threadIdx.x % 32 / 4;
-    if (count > 0) put_one(at, low), put_one(at + 8, high);
-    if (count > 1) put_one(at + stride, low_next), put_one(at + stride + 8, high_next);
+    float* at = (float*)to + token * stride + tile * TILE + threadIdx.x % 32 / 4;
+    if (count > 0) at[0] = low, at[8] = high;
+    if (count > 1) at[stride] = low_next, at[stride + 8] = high_next;
   }
 };
 // Gate in the lower rows and up in the higher ones, joined by SwiGLU: a tile has eight of the 64 inputs of a group of operands.
@@ -173,9 +166,10 @@ struct Swiglu {
     if (second < count) *(u32*)(to + token * GROUP_BYTES + ((tile % 2 * 4 + e % 4) ^ token % EIGHT) * 16 + tile % 8 / 2 * 4) = word;
   }
 };
-// f16 [rows / 128][tokens][128], a token's 16-byte units swapped by its number, which spares conflicts where it is put together.
+// Results: f16, units swapped, which spares conflicts where they are put together.
 struct Halves {
-  static constexpr int COLUMNS = 8 * TILE, STAGED = COLUMNS * 2;
+  static constexpr int STAGED = COLUMN_BYTES;
+  static_assert(COLUMN == 8 * TILE, "a column is eight tiles");
   u8* out;
   u32 tokens;
   __device__ __forceinline__ u8* base(int tile, u32 token) const { return out + ((u64)(tile / 8) * tokens + token) * STAGED; }

@@ -6,7 +6,7 @@
 // products of those before are under way, tokens are read by the tensor cores from shared memory.
 // For 256 rows, 128 tokens and 64 inputs: 1,024 cycles of the tensor cores; shared memory 64 KB read by them (512 cycles), 16 KB of
 // tokens and 9 KB of tiles written and 9 KB read (270); about 300 of a scheduler's issue slots; 25 KB from L2.
-// Reached, of 786 TFLOP/s: 665 to 690 in the projections in, 620 to 640 out, 515 to 536 in moe_up, 503 to 518 in moe_down (4,096 tokens). 512
+// Reached, of 786 TFLOP/s: 753 in the projections in, 717 to 730 out, 513 to 536 in moe_up, 499 to 518 in moe_down (4,096 tokens). 512
 // tokens are bound by reading the experts: 303 MB of moe_up in 133 us.
 #pragma once
 

@@ -27,7 +27,7 @@ extern "C" __global__ void __launch_bounds__(SUM_WARPS * 32) moe_sum_prefill(con
   const u32 row = blockIdx.x;
   if (row >= prompt->rows) return;
   const u32* record = choice + (u64)row * CHOICE_WORDS;
-  const int n = threadIdx.x * 8, column = n / Halves::COLUMNS, unit = n % Halves::COLUMNS / 8;
+  const int n = threadIdx.x * 8;
   const u32 places = places_of(prompt->rows);
   float sum[8], weight[8];
   load8(x + (u64)row * HIDDEN, n, HIDDEN, sum);
@@ -35,10 +35,7 @@ extern "C" __global__ void __launch_bounds__(SUM_WARPS * 32) moe_sum_prefill(con
   if (n < HIDDEN) {
     uint4 product[SLOTS];
 #pragma unroll
-    for (int e = 0; e < SLOTS; ++e) {
-      const u32 place = positions[row * SLOTS + e];
-      product[e] = *(const uint4*)(products + ((u64)column * places + place) * Halves::STAGED + (unit ^ place % EIGHT) * 16);
-    }
+    for (int e = 0; e < SLOTS; ++e) product[e] = *(const uint4*)results_at(products, n, positions[row * SLOTS + e], places);
     float added[8] = {};
 #pragma unroll
     for (int e = 0; e < SLOTS; ++e) {

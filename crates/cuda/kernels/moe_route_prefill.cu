@@ -7,18 +7,22 @@
 #include "choice.cuh"
 #include "gemm.cuh"
 
+// Of an expert's count: a sector of its own, so that additions to several do not wait for each other.
+constexpr int COUNT_WORDS = 8;
 using Router = Gemm<8, 64, Floats>;
+// Tiles of an item: the last one, which the shared expert's gate has almost for itself, makes two items, and they should be alike.
+constexpr int ROUTER_BLOCK = ceil_div(ROUTER_TILES, ceil_div(ROUTER_TILES, Router::TILES));
 LAUNCH_GEMM(moe_route_prefill, Router, ceil_div(ROUTER_TILES, Router::TILES))
 extern "C" __global__ void GEMM_BOUNDS(Router)
     moe_route_prefill(const Prompt* prompt, const u8* router, const u8* operands, float* logits, u32* counts) {
   extern __shared__ __align__(16) u8 shared[];
   if (blockIdx.x == 0 && blockIdx.y == 0) {
-    for (int i = threadIdx.x; i < EXPERTS; i += Router::THREADS) counts[i] = 0;
+    for (int i = threadIdx.x; i < EXPERTS; i += Router::THREADS) counts[i * COUNT_WORDS] = 0;
   }
   const int rows = prompt->rows, tokens = dense_tokens<Router>(ROUTER_TILES, rows);
   gemm<Router>(
-      shared, HIDDEN_PARTS, [&](int i) { return dense_item<Router>(i, router, operands, ROUTER_TILES, HIDDEN_PARTS, rows, tokens); },
-      {logits, ROUTER_STRIDE, false});
+      shared, HIDDEN_PARTS, [&](int i) { return dense_item<Router>(i, router, operands, ROUTER_TILES, HIDDEN_PARTS, rows, tokens, ROUTER_BLOCK); },
+      {logits, ROUTER_STRIDE});
 }
 
 constexpr int SELECT_ROWS = 8;  // of a block
@@ -33,7 +37,7 @@ extern "C" __global__ void __launch_bounds__(SELECT_ROWS * 32)
   float logit;
   const u32 expert = choose(logits + (u64)row * ROUTER_STRIDE, lane, rooms[warp], logit);
   write_choice(logits + (u64)row * ROUTER_STRIDE, choice + (u64)row * CHOICE_WORDS, lane, expert, logit);
-  if (lane < TOP_K) places[row * TOP_K + lane] = atomicAdd(&counts[expert], 1);
+  if (lane < TOP_K) places[row * TOP_K + lane] = atomicAdd(&counts[expert * COUNT_WORDS], 1);
 }
 
 constexpr int SORT_THREADS = 256;
@@ -46,7 +50,7 @@ extern "C" __global__ void __launch_bounds__(SORT_THREADS)
   __shared__ u32 sums[SORT_THREADS / 32], offsets[SORT_THREADS], sizes[SIZES];
   const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32, rows = prompt->rows, row0 = blockIdx.x * SORT_ROWS;
   if (row0 >= rows) return;
-  const u32 count = thread < EXPERTS ? counts[thread] : 0, own_runs = (count + RUN_TOKENS - 1) / RUN_TOKENS;
+  const u32 count = thread < EXPERTS ? counts[thread * COUNT_WORDS] : 0, own_runs = (count + RUN_TOKENS - 1) / RUN_TOKENS;
   u32 before = eights(count);  // places of the experts up to this one
 #pragma unroll
   for (int bit = 1; bit < 32; bit *= 2) {

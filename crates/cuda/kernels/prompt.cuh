@@ -20,6 +20,33 @@ constexpr int EIGHT = 8, GROUP_BYTES = GROUP * 2, CHUNK_GROUPS = CHUNK / GROUP;
 __host__ __device__ constexpr u32 eights(u32 rows) { return (rows + EIGHT - 1) / EIGHT * EIGHT; }
 // Bytes from a group to the next, of the rows of a pass and of all places for slots.
 __host__ __device__ constexpr u32 group_bytes(u32 rows) { return eights(rows) * GROUP_BYTES; }
+// What products leave is f16 and lies as they put it together ("results"): [matrix rows, in whole columns of 128][tokens][256 bytes], the
+// 16-byte units of a token's column swapped by the token's number. The last column may be partly filled.
+constexpr int COLUMN = 128;
+constexpr int COLUMN_BYTES = COLUMN * 2;
+// Where the results of `token` from matrix row `n` on are, of which it is a multiple of eight: a unit.
+__device__ __forceinline__ const u8* results_at(const u8* results, u32 n, u32 token, u32 tokens) {
+  return results + ((u64)(n / COLUMN) * tokens + token) * COLUMN_BYTES + ((n % COLUMN / 8) ^ token % EIGHT) * 16;
+}
+__device__ __forceinline__ float2 f16_floats(u32 pair) { return make_float2(from_f16((u16)pair), from_f16((u16)(pair >> 16))); }
+// Eight of them, of a multiple of eight on; two, of an even one on, packed; one.
+__device__ __forceinline__ void unpack_results(uint4 unit, float (&v)[8]) {
+  const u32 words[4] = {unit.x, unit.y, unit.z, unit.w};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float2 two = f16_floats(words[i]);
+    v[2 * i] = two.x, v[2 * i + 1] = two.y;
+  }
+}
+__device__ __forceinline__ void eight_results(const u8* results, u32 n, u32 token, u32 tokens, float (&v)[8]) {
+  unpack_results(*(const uint4*)results_at(results, n, token, tokens), v);
+}
+__device__ __forceinline__ u32 two_results(const u8* results, u32 n, u32 token, u32 tokens) {
+  return *(const u32*)(results_at(results, n, token, tokens) + n % 8 * 2);
+}
+__device__ __forceinline__ float one_result(const u8* results, u32 n, u32 token, u32 tokens) {
+  return from_f16(*(const u16*)(results_at(results, n, token, tokens) + n % 8 * 2));
+}
 constexpr int HIDDEN_PARTS = ceil_div(HIDDEN, CHUNK), EXPERT_PARTS = ceil_div(EXPERT_WIDTH, CHUNK);
 constexpr int VALUE_PARTS = ceil_div(VALUE_WIDTH, CHUNK), ATTN_PARTS = ceil_div(ATTN_WIDTH, CHUNK);
 

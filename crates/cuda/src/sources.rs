@@ -3,7 +3,9 @@
 use lily_gpu::decode::{MAX_ROWS, SPANS};
 use lily_gpu::layout::{KvFormat, PAGE_TOKENS};
 use lily_gpu::macros::macros;
-use lily_gpu::prefill::cuda::{BLOCK_TILES, DELTA_ROWS, PARTIALS, RUN_ROWS, SELECT_ROWS, SORT_ROWS};
+use lily_gpu::prefill::cuda::{
+    BLOCK_TILES, COLUMN, COUNT_WORDS, DELTA_ROWS, PARTIALS, RUN_ROWS, SELECT_ROWS, SORT_ROWS,
+};
 use lily_gpu::stage::Stage;
 use lily_model::geometry::Geometry;
 
@@ -136,11 +138,13 @@ pub fn check(geometry: &Geometry) -> Result<(), CudaError> {
 }
 
 /// What the kernels say themselves and the host must agree with.
-pub const CONSTANTS: [(&str, usize); 10] = [
+pub const CONSTANTS: [(&str, usize); 12] = [
     ("MAX_ROWS", MAX_ROWS),
     ("SPANS", SPANS),
     ("PAGE_TOKENS", PAGE_TOKENS),
     ("BLOCK_TILES", BLOCK_TILES),
+    ("COLUMN", COLUMN),
+    ("COUNT_WORDS", COUNT_WORDS),
     ("SELECT_ROWS", SELECT_ROWS),
     ("SORT_ROWS", SORT_ROWS),
     ("CHUNK_TOKENS", DELTA_ROWS),

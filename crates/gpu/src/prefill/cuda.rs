@@ -22,10 +22,12 @@ use crate::stage::Stage;
 use crate::target::{CHUNK_INPUTS, Launch, TILE_ROWS, Target};
 use crate::workspace::{F32, U32};
 
-/// The most tokens that a pass takes.
-pub const MOST_ROWS: usize = 8192;
+/// The most tokens that a pass takes: on an H200's 132 multiprocessors attention has a whole number of turns then, and so have most products.
+pub const MOST_ROWS: usize = 64 * 132;
 /// Tiles of a matrix that a block of a product takes.
 pub const BLOCK_TILES: usize = 8;
+/// Matrix rows whose results of a token stand together.
+pub const COLUMN: usize = 128;
 /// The least that a run of an expert's rows may be limited to, and the most that it may have: cards differ.
 pub const RUN_ROWS: std::ops::RangeInclusive<usize> = 64..=144;
 /// Tokens that a block chooses experts for, and that a block sorts.
@@ -47,9 +49,11 @@ const F16: u64 = 2;
 pub const DELTA_ROWS: usize = 64;
 /// Rows and columns of a block of a matrix of halves for the tensor cores.
 const BLOCK: usize = 16;
-/// Words of a row's choice of experts, and of a run of slots of one expert.
+/// Words of a row's choice of experts, of a run of slots of one expert, and from an expert's count to the next.
 const CHOICE_WORDS: usize = 32;
 const RUN_WORDS: usize = 4;
+/// See [`CHOICE_WORDS`].
+pub const COUNT_WORDS: usize = 8;
 
 /// Threads that a plan says before a module does.
 const THREADS: u32 = 256;
@@ -57,6 +61,11 @@ const THREADS: u32 = 256;
 /// Bytes of a row of `inputs` inputs as operands.
 fn operand_bytes(inputs: usize) -> u64 {
     inputs.next_multiple_of(CHUNK_INPUTS) as u64 * F16
+}
+
+/// Bytes of a token's results of a product with `rows` matrix rows.
+fn result_bytes(rows: usize) -> u64 {
+    rows.next_multiple_of(COLUMN) as u64 * F16
 }
 
 /// What a chunk of the recurrence keeps of a key head: its keys as two halves each, its queries as one.
@@ -106,13 +115,13 @@ struct Workspace {
     prompt: BufferId,
     /// Residual stream, `[rows, hidden]`.
     x: BufferId,
-    /// `[rows, projections of the layer]`, each row a whole number of tiles.
+    /// f16: what the layer's projections in left, then what the one out did: `[matrix rows / COLUMN][rows][COLUMN]`.
     projected: BufferId,
     /// Halves, for each chunk of [`DELTA_ROWS`] tokens and each key head: see [`key_head_bytes`].
     delta_keys: BufferId,
     /// For each chunk and each value head: see [`value_head_bytes`].
     delta_heads: BufferId,
-    /// What the mixers leave, `[rows, width]`.
+    /// What the recurrence leaves, `[rows, value heads * value dim]`.
     mixed: BufferId,
     /// The projections' inputs.
     operands: BufferId,
@@ -120,7 +129,7 @@ struct Workspace {
     router: BufferId,
     /// u32 `[rows, CHOICE_WORDS]`.
     choice: BufferId,
-    /// u32: tokens of each expert.
+    /// u32: tokens of each expert, [`COUNT_WORDS`] apart.
     counts: BufferId,
     /// u32 `[rows, top_k]`: which of its expert's tokens a row is.
     places: BufferId,
@@ -168,12 +177,11 @@ impl<'a> Pass<'a> {
         let tiled = |rows: usize| rows.next_multiple_of(TILE_ROWS);
         let width = attention.heads * attention.head_dim;
         let slots = moe.top_k + 1;
-        let projected = tiled(delta.conv_channels() + delta.value_width() + 2 * delta.value_heads)
-            .max(tiled(2 * width + 2 * attention.kv_heads * attention.head_dim));
-        let mixed = width.max(delta.value_width());
+        let projected = (delta.conv_channels() + delta.value_width() + 2 * delta.value_heads)
+            .max(2 * width + 2 * attention.kv_heads * attention.head_dim);
         let x = of("x", f32(*hidden));
-        let projected = of("projected", f32(projected));
-        let mixed = of("mixed", f32(mixed));
+        let projected = of("projected", result_bytes(projected));
+        let mixed = of("mixed", f32(delta.value_width()));
         let router = of("router", f32(tiled(moe.experts + 1)));
         let choice = of("choice", CHOICE_WORDS as u64 * U32);
         let places = of("places", moe.top_k as u64 * U32);
@@ -195,7 +203,7 @@ impl<'a> Pass<'a> {
         let partials = recorder.buffer("partials", Role::Activations, (PARTIALS * PARTIAL_BYTES) as u64);
         let arrived = recorder.buffer("arrived", Role::Activations, PARTIALS as u64 * U32);
         let runs = recorder.buffer("runs", Role::Activations, (runs * RUN_WORDS) as u64 * U32);
-        let counts = recorder.buffer("counts", Role::Activations, moe.experts as u64 * U32);
+        let counts = recorder.buffer("counts", Role::Activations, (moe.experts * COUNT_WORDS) as u64 * U32);
         // A pass of whole chunks that begins within one has one more.
         let chunks = (shape.rows.div_ceil(DELTA_ROWS) + 1) as u64;
         let mut of = |name: &str, bytes_a_chunk: usize| {
@@ -278,49 +286,61 @@ impl<'a> Pass<'a> {
     /// The norm before a layer's first projection, which only the first layer has not from the layer before it.
     fn first_norm(&mut self, stage: Stage, index: usize, layer: &LayerWeights) {
         if index == 0 {
-            self.round(stage, index, layer, "input_norm");
+            let norm = self.vector(index, layer, "input_norm");
+            let (x, operands, grid) = (self.to.x, self.to.operands, [self.rows(), 1, 1]);
+            let bytes = u64::from(self.rows()) * operand_bytes(self.geometry.hidden);
+            self.dispatch("round_prefill", stage, Some(index))
+                .reads(norm)
+                .value(0)
+                .reads(x)
+                .writes_first(operands, bytes)
+                .launch(Launch::plain(grid, THREADS))
+                .end();
         }
     }
 
-    /// The norm before a projection, as operands.
-    fn round(&mut self, stage: Stage, index: usize, layer: &LayerWeights, norm: &str) {
-        let norm = self.vector(index, layer, norm);
-        let (x, operands, grid) = (self.to.x, self.to.operands, [self.rows(), 1, 1]);
+    /// The projection out of a mixer, added to the residual stream, and the norm before the experts.
+    fn project_out(&mut self, stage: Stage, index: usize, layer: &LayerWeights, group: &Group<'_>) {
+        let results = self.dense(stage, index, group);
+        let norm = self.vector(index, layer, "post_norm");
+        let Workspace { x, projected, operands, .. } = self.to;
+        let grid = [self.rows(), 1, 1];
         let bytes = u64::from(self.rows()) * operand_bytes(self.geometry.hidden);
         self.dispatch("round_prefill", stage, Some(index))
             .reads(norm)
-            .reads(x)
+            .reads_first(projected, results)
+            .updates(x)
             .writes_first(operands, bytes)
             .launch(Launch::plain(grid, THREADS))
             .end();
     }
 
-    /// The product of a group with the operands, into `out`: added to where it is the residual stream.
-    fn dense(&mut self, stage: Stage, index: usize, group: &Group<'_>, out: BufferId) {
+    /// The product of a group with the operands. Returns how many bytes its results take.
+    fn dense(&mut self, stage: Stage, index: usize, group: &Group<'_>) -> u64 {
         let matrix = self.matrix(index, group);
         let inputs = group.matrices[0].1.cols;
-        let tiles = group.matrices.iter().map(|(_, matrix)| matrix.rows).sum::<usize>().div_ceil(TILE_ROWS);
-        let (operands, rows, adds) = (self.to.operands, self.rows(), out == self.to.x);
-        let (read, written) = (u64::from(rows) * operand_bytes(inputs), self.floats(tiles * TILE_ROWS));
-        let recording =
-            self.dispatch("dense_prefill", stage, Some(index)).reads(matrix).reads_first(operands, read);
-        let recording = if adds { recording.updates(out) } else { recording.writes_first(out, written) };
-        recording
+        let matrix_rows = group.matrices.iter().map(|(_, matrix)| matrix.rows).sum::<usize>();
+        let tiles = matrix_rows.div_ceil(TILE_ROWS);
+        let (operands, projected, rows) = (self.to.operands, self.to.projected, self.rows());
+        let written = u64::from(rows) * result_bytes(matrix_rows);
+        self.dispatch("dense_prefill", stage, Some(index))
+            .reads(matrix)
+            .reads_first(operands, u64::from(rows) * operand_bytes(inputs))
+            .writes_first(projected, written)
             .value(tiles as u32)
             .value(inputs.div_ceil(CHUNK_INPUTS) as u32)
-            .value((tiles * TILE_ROWS) as u32)
-            .value(u32::from(adds))
             .launch(Launch::plain([tiles.div_ceil(BLOCK_TILES) as u32, rows, 1], THREADS))
             .end();
+        written
     }
 
     fn delta(&mut self, index: usize, layer: &LayerWeights) {
         let groups = packing::groups(layer);
         let delta = &self.geometry.delta;
         let (rows, ordinal) = (self.rows(), self.ordinal(index));
-        let (projected, x) = (self.to.projected, self.to.x);
+        let projected = self.to.projected;
         self.first_norm(Stage::DeltaIn, index, layer);
-        self.dense(Stage::DeltaIn, index, &groups[0], projected);
+        let projected_bytes = self.dense(Stage::DeltaIn, index, &groups[0]);
 
         let [conv, a_log, dt_bias, gated_norm] =
             ["conv1d", "a_log", "dt_bias", "norm"].map(|name| self.vector(index, layer, name));
@@ -329,8 +349,6 @@ impl<'a> Pass<'a> {
         let of_layer = |bytes: usize| ordinal * bytes as u64..(ordinal + 1) * bytes as u64;
         let (matrices, tail) = (of_layer(state.recurrent_bytes()), of_layer(state.tail_bytes()));
         let (matrix_bytes, tail_bytes) = (state.recurrent_bytes() as u64, state.tail_bytes() as u64);
-        let projections: usize = groups[0].matrices.iter().map(|(_, matrix)| matrix.rows).sum();
-        let projected_bytes = self.floats(projections.next_multiple_of(TILE_ROWS));
         let (mixed_bytes, width) = (self.floats(delta.value_width()), delta.value_width());
         let (key_heads, value_heads) = (delta.key_heads as u32, delta.value_heads as u32);
         self.dispatch("delta_chunk_prefill", Stage::DeltaCore, Some(index))
@@ -364,23 +382,20 @@ impl<'a> Pass<'a> {
             .value(ordinal as u32)
             .launch(Launch::plain([rows, 1, 1], THREADS))
             .end();
-        self.dense(Stage::DeltaOut, index, &groups[1], x);
+        self.project_out(Stage::DeltaOut, index, layer, &groups[1]);
     }
 
     fn attention(&mut self, index: usize, layer: &LayerWeights) {
         let groups = packing::groups(layer);
         let attention = &self.geometry.attention;
         let (rows, ordinal) = (self.rows(), self.ordinal(index));
-        let (projected, x, frequencies) = (self.to.projected, self.to.x, self.frequencies);
+        let (projected, frequencies) = (self.to.projected, self.frequencies);
         self.first_norm(Stage::AttnIn, index, layer);
-        self.dense(Stage::AttnIn, index, &groups[0], projected);
+        let projected_bytes = self.dense(Stage::AttnIn, index, &groups[0]);
 
         let [q_norm, k_norm] = ["q_norm", "k_norm"].map(|name| self.vector(index, layer, name));
-        let Workspace { mixed, operands, queries, partials, arrived, expanded, kv, .. } = self.to;
-        let projections: usize = groups[0].matrices.iter().map(|(_, matrix)| matrix.rows).sum();
-        let projected_bytes = self.floats(projections.next_multiple_of(TILE_ROWS));
+        let Workspace { operands, queries, partials, arrived, expanded, kv, .. } = self.to;
         let width = attention.heads * attention.head_dim;
-        let mixed_bytes = self.floats(width);
         let position = self.kv.position_bytes() as u64;
         let all = position * cached_positions(self.shape) as u64;
         let (cache, new) = (ordinal * all..(ordinal + 1) * all, position * u64::from(rows));
@@ -407,7 +422,7 @@ impl<'a> Pass<'a> {
             .dispatch("attn_core_prefill", Stage::AttnCore, Some(index))
             .reads_first(projected, projected_bytes)
             .reads(queries)
-            .writes_first(mixed, mixed_bytes)
+            .writes_first(operands, u64::from(rows) * operand_bytes(width))
             .writes_some(partials, 0)
             .writes(arrived);
         match expanded {
@@ -417,12 +432,7 @@ impl<'a> Pass<'a> {
         .value(ordinal as u32)
         .launch(Launch::plain([kv_heads, rows + ATTENTION_ROWS as u32, 1], THREADS))
         .end();
-        self.dispatch("attn_round_prefill", Stage::AttnCore, Some(index))
-            .reads_first(mixed, mixed_bytes)
-            .writes_first(operands, u64::from(rows) * operand_bytes(width))
-            .launch(Launch::plain([rows, 1, 1], THREADS))
-            .end();
-        self.dense(Stage::AttnOut, index, &groups[1], x);
+        self.project_out(Stage::AttnOut, index, layer, &groups[1]);
     }
 
     fn experts(&mut self, index: usize, layer: &LayerWeights) {
@@ -430,7 +440,6 @@ impl<'a> Pass<'a> {
         let [.., route, up, down] = &groups[..] else { unreachable!("every layer has experts") };
         let (moe, hidden) = (&self.geometry.moe, self.geometry.hidden);
         let rows = self.rows();
-        self.round(Stage::MoeRoute, index, layer, "post_norm");
         let Workspace { x, operands, router, choice, counts, places, positions, runs, .. } = self.to;
         let Workspace { gathered, inner, products, .. } = self.to;
         let read = u64::from(rows) * operand_bytes(hidden);
