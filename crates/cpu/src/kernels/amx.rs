@@ -291,19 +291,24 @@ impl Tokens {
     }
 }
 
-/// Transposes rows `tokens` of `x`, at most sixteen, into `to`. Tokens that are not there become zeros.
+/// Transposes rows `tokens` of `x`, one to sixteen, into `to`. In place of those that are not there the first comes again, whose sums no one reads:
+/// with sixteen of them the rows stay in registers.
 ///
 /// # Safety
 /// AVX-512 is there, and `to` has room for the groups of `x`.
 #[inline(always)]
 unsafe fn pack(x: &QuantizedRows, tokens: &[u32], to: Tokens) {
     let groups = x.cols() / GROUP_SIZE;
+    let token = |i: usize| *tokens.get(i).unwrap_or(&tokens[0]) as usize;
+    let q: [*const i8; TOKENS] = std::array::from_fn(|i| x.q(token(i)).as_ptr());
+    let scales: [*const f32; TOKENS] = std::array::from_fn(|i| x.scales(token(i)).as_ptr());
+    let sums: [*const f32; TOKENS] = std::array::from_fn(|i| x.sums(token(i)).as_ptr());
     // SAFETY: rows have `groups` groups; masked lanes are not touched; `to` has room for groups rounded up to sixteen.
     unsafe {
         for group in 0..groups {
             let mut rows = [_mm512_setzero_si512(); TOKENS];
-            for (row, &token) in rows.iter_mut().zip(tokens) {
-                *row = _mm512_loadu_si512(x.q(token as usize).as_ptr().add(group * GROUP_SIZE).cast());
+            for (row, from) in rows.iter_mut().zip(q) {
+                *row = _mm512_loadu_si512(from.add(group * GROUP_SIZE).cast());
             }
             for (i, column) in transpose(&rows).into_iter().enumerate() {
                 _mm512_store_si512(to.q.add((group * TOKENS + i) * ROW_BYTES).cast(), column);
@@ -311,16 +316,17 @@ unsafe fn pack(x: &QuantizedRows, tokens: &[u32], to: Tokens) {
         }
         for first in (0..groups).step_by(LANES) {
             let here = first_lanes(groups - first);
-            let (mut scales, mut sums) = ([_mm512_setzero_si512(); TOKENS], [_mm512_setzero_si512(); TOKENS]);
-            for ((scale, sum), &token) in scales.iter_mut().zip(&mut sums).zip(tokens) {
-                let token = token as usize;
-                *scale = _mm512_maskz_loadu_epi32(here, x.scales(token).as_ptr().add(first).cast());
-                *sum = _mm512_maskz_loadu_epi32(here, x.sums(token).as_ptr().add(first).cast());
+            let mut rows = [_mm512_setzero_si512(); TOKENS];
+            for (row, from) in rows.iter_mut().zip(scales) {
+                *row = _mm512_maskz_loadu_epi32(here, from.add(first).cast());
             }
-            for (i, column) in transpose(&scales).into_iter().enumerate() {
+            for (i, column) in transpose(&rows).into_iter().enumerate() {
                 _mm512_store_si512(to.scales.add((first + i) * TOKENS).cast(), column);
             }
-            for (i, column) in transpose(&sums).into_iter().enumerate() {
+            for (row, from) in rows.iter_mut().zip(sums) {
+                *row = _mm512_maskz_loadu_epi32(here, from.add(first).cast());
+            }
+            for (i, column) in transpose(&rows).into_iter().enumerate() {
                 _mm512_store_si512(to.sums.add((first + i) * TOKENS).cast(), column);
             }
         }
@@ -387,16 +393,24 @@ impl Panel {
     /// As [`Panel::new`], of the same product.
     #[inline(always)]
     unsafe fn widen(&self, scales: *const u8, biases: *const u8, groups: usize) {
+        // All but the last of a row's sixteens are whole: what belongs to a mask is reckoned once.
+        let whole = groups / LANES * LANES;
+        let rest = first_lanes(groups - whole);
         // SAFETY: rows have so many groups; masked lanes are not touched.
         unsafe {
+            let widen = |halves: __m256i, to: *mut f32, first: usize| {
+                let floats = _mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(halves));
+                _mm512_store_si512(to.add(first / SPAN * SPAN_AFFINE + first % SPAN).cast(), floats);
+            };
             for (which, from) in [scales, biases].into_iter().enumerate() {
                 for row in 0..self.rows {
                     let to = self.affine.add((which * PANEL_ROWS + row) * SPAN);
-                    for first in (0..groups).step_by(LANES) {
-                        let from = from.add((row * groups + first) * BF16_BYTES);
-                        let halves = _mm256_maskz_loadu_epi16(first_lanes(groups - first), from.cast());
-                        let floats = _mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(halves));
-                        _mm512_store_si512(to.add(first / SPAN * SPAN_AFFINE + first % SPAN).cast(), floats);
+                    let from = from.add(row * groups * BF16_BYTES);
+                    for first in (0..whole).step_by(LANES) {
+                        widen(_mm256_loadu_si256(from.add(first * BF16_BYTES).cast()), to, first);
+                    }
+                    if whole < groups {
+                        widen(_mm256_maskz_loadu_epi16(rest, from.add(whole * BF16_BYTES).cast()), to, whole);
                     }
                 }
             }
