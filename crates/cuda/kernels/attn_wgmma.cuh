@@ -9,9 +9,9 @@
 // how a prompt was cut. For the same reason a context has spans of SPAN_PAGES pages counted from position 0, whose results are joined in their
 // order: by one block, which leaves what it has so far in memory at the end of each (4 us, of a span's 170), or, where there are few positions,
 // by the last of the blocks that have a span each.
-// For a page and 128 rows: 2,048 cycles of the tensor cores and as many of shared memory (512 for what the copy engine writes, 1,536 for what
-// the tensor cores read: scores read queries and keys, 64 x 16 each); 64 KB from L2. At the end of an item 64 KB of gates and as many of results.
-// Reached: 215 to 220 us for 4,096 positions from 0 on (625 to 640 TFLOP/s), 2,700 from 28,672 on (764 TFLOP/s), 16 query heads.
+// For a page and 128 rows: 2,048 cycles of the tensor cores and 1,920 of shared memory (512 for what the copy engine writes, 1,408 for what
+// the tensor cores read: scores read queries, of which a quarter is in registers, and keys, 64 x 16 each); 64 KB from L2. At the end of an item 64 KB of gates and as many of results.
+// Reached: 217 us for 4,096 positions from 0 on (632 TFLOP/s), 2,694 from 28,672 on (765 TFLOP/s), 16 query heads.
 // No shuffle may stand in a branch that the compiler cannot prove the same for all lanes: it then keeps the ring's addresses out of uniform registers, and a
 // page takes 572 instructions instead of 490 (5 % of the time).
 #pragma once
@@ -63,12 +63,29 @@ __device__ __forceinline__ void multiply_all(float (&c)[128], const u32* a, u64 
 
 using Place = Turn<RING>;
 
-// Starts the scores of a warpgroup's 64 rows with a page's keys.
-__device__ __forceinline__ void start_scores(float (&s)[32], u64 queries, u64 keys) {
+// Of the queries' dims so many are in registers, which spares the tensor cores reading them from shared memory for each page. For 128 there is no room.
+constexpr int KEPT_DIMS = 64, KEPT_STEPS = KEPT_DIMS / 16;
+using Kept = u32[KEPT_STEPS * 4];
+// A warp's sixteen rows of them, as left operands.
+__device__ __forceinline__ void keep_queries(Kept& kept, u32 rows, int lane) {
+  const int row = lane / 8 % 2 * 8 + lane % 8;
 #pragma unroll
-  for (int i = 0; i < HEAD_DIM / 16; ++i) {
+  for (int i = 0; i < KEPT_STEPS; ++i) {
+    const u32 from = rows + i / 4 * QUERY_BLOCK_BYTES + row * LINE_BYTES + line_unit(i % 4 * 2 + lane / 16, row) * 16;
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(kept[4 * i]), "=r"(kept[4 * i + 1]), "=r"(kept[4 * i + 2]), "=r"(kept[4 * i + 3])
+                 : "r"(from)
+                 : "memory");
+  }
+}
+// Starts the scores of a warpgroup's 64 rows with a page's keys.
+__device__ __forceinline__ void start_scores(float (&s)[32], const Kept& kept, u64 queries, u64 keys) {
+#pragma unroll
+  for (int n = 0; n < HEAD_DIM / 16; ++n) {
+    const int i = (n + KEPT_STEPS) % (HEAD_DIM / 16);
     const u64 b = keys + i / 4 * (KEY_BLOCK_BYTES >> 4) + i % 4 * STEP;
-    multiply_shared(s, queries + i / 4 * (QUERY_BLOCK_BYTES >> 4) + i % 4 * STEP, b, i);
+    if (i < KEPT_STEPS) multiply(s, kept + i * 4, (u32)b);
+    else multiply_shared(s, queries + i / 4 * (QUERY_BLOCK_BYTES >> 4) + i % 4 * STEP, b, n);
   }
 }
 __device__ __forceinline__ void start_sums(float (&out)[128], const u32 (&weights)[16], u64 values) {
@@ -151,7 +168,7 @@ template <bool MORE> __device__ __forceinline__ void leave(float4* partial, cons
 }
 
 // Attention of a warpgroup's 64 rows over a span's pages; of the last one those behind `last` are hidden, which may be all of them that there are.
-__device__ __forceinline__ void attend_span(float (&out)[128], Seen& seen, u32 ring, u32 full, u32 empty, Place& place, u64 query,
+__device__ __forceinline__ void attend_span(float (&out)[128], Seen& seen, u32 ring, u32 full, u32 empty, Place& place, const Kept& kept, u64 query,
                                             int pages, int last, int lane) {
   const int t = lane % 4;
   float s[32], shrink[2];
@@ -162,7 +179,7 @@ __device__ __forceinline__ void attend_span(float (&out)[128], Seen& seen, u32 r
   barrier_wait(full + place.stage * 8, place.round);
   pin(s);
   warpgroup_fence();
-  start_scores(s, query, operand_of(ring + place.stage * PART_BYTES));
+  start_scores(s, kept, query, operand_of(ring + place.stage * PART_BYTES));
   warpgroup_commit();
   warpgroup_wait<0>();
   pin(s);
@@ -178,7 +195,7 @@ __device__ __forceinline__ void attend_span(float (&out)[128], Seen& seen, u32 r
     barrier_wait(full + keys.stage * 8, keys.round);
     pin(s), pin(out);
     warpgroup_fence();
-    start_scores(s, query, operand_of(ring + keys.stage * PART_BYTES));
+    start_scores(s, kept, query, operand_of(ring + keys.stage * PART_BYTES));
     warpgroup_commit();
     barrier_wait(full + place.stage * 8, place.round);
     warpgroup_fence();
@@ -363,11 +380,13 @@ extern "C" __global__ void __launch_bounds__(ATTENTION_THREADS, 1)
       barrier_wait(query_full, item & 1);
       const int end_span = work->end_span;
       if (work->first_span == end_span) break;
+      Kept kept;
+      keep_queries(kept, base + (warpgroup * 64 + warp % 4 * 16) * LINE_BYTES, lane);
 #pragma unroll 1
       for (int span = work->first_span;;) {
         const int pages = min(SPAN_PAGES, work->pages - span * SPAN_PAGES);
         const int last = work->position0 + 2 * warp - (span * SPAN_PAGES + pages - 1) * PAGE_TOKENS;
-        attend_span(out, seen, ring, full, empty, place, query, pages, last, lane);
+        attend_span(out, seen, ring, full, empty, place, kept, query, pages, last, lane);
         if (work->parts == 0) break;
         float4* partial = (float4*)(partials + (u64)PARTIAL_BYTES * work->number) + thread;
         if (work->parts > 1) leave<false>(partial + span * (PARTIAL_BYTES / 16), out, seen);
