@@ -49,10 +49,10 @@ const F16: u64 = 2;
 pub const DELTA_ROWS: usize = 64;
 /// Rows and columns of a block of a matrix of halves for the tensor cores.
 const BLOCK: usize = 16;
-/// Words of a row's choice of experts, of a run of slots of one expert, and from an expert's count to the next.
+/// Words of a row's choice of experts, and of a run of slots of one expert.
 const CHOICE_WORDS: usize = 32;
 const RUN_WORDS: usize = 4;
-/// See [`CHOICE_WORDS`].
+/// Words from an expert's count to the next: a sector, so that additions to several do not wait for each other.
 pub const COUNT_WORDS: usize = 8;
 
 /// Threads that a plan says before a module does.
