@@ -6,8 +6,8 @@
 Each round measures both engines, and which comes first alternates. Every process finds its own weights in the
 page cache and the other's evicted, since the two files of 19.5 GB do not fit a machine of 24 GB together. How the
 cache is filled matters: see `warm`. Where the system gives cold pages of the cache back although memory is free (DAMON's
-`pageout`), `--memory DIR` has the weights in a file system in memory instead. Prints a Markdown table; `--json`
-also keeps every sample. Linux only.
+`pageout`), `--memory DIR` has the weights in a file system in memory instead. Where the cores are virtual, `--awake` keeps
+them from halting: see `keep_awake`. Prints a Markdown table; `--json` also keeps every sample. Linux only.
 """
 
 import argparse
@@ -18,6 +18,7 @@ import os
 import platform
 import shlex
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -78,6 +79,24 @@ def huge_bytes(path):
         elif inside and name == "FilePmdMapped:":
             total += int(rest.split()[0]) << 10
     return total
+
+
+def keep_awake():
+    """Has a process of idle priority spin on each core until this one ends.
+
+    A virtual core that halts is placed anew by its host when it wakes up, and two that land on cores which share a way to
+    the memory have little more than one. On cores that never halt both engines find the same machine.
+    """
+    parent = os.getpid()
+    for core in os.sched_getaffinity(0):
+        if os.fork() == 0:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # It ends with its parent, without a word.
+            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+            os.sched_setaffinity(0, {core})
+            while os.getppid() == parent:
+                for _ in range(1_000_000):
+                    pass
+            os._exit(0)
 
 
 def run(command):
@@ -294,6 +313,7 @@ def arguments():
     parser.add_argument("--gen", type=int, default=32, metavar="N", help="tokens decoded in a run")
     parser.add_argument("--llama-args", default="", metavar="WORDS", help="more for llama-bench, as in a shell")
     parser.add_argument("--memory", type=Path, metavar="DIR", help="a directory of a file system in memory, with 20 GB of room")
+    parser.add_argument("--awake", action="store_true", help="keep virtual cores from halting")
     parser.add_argument("--json", type=Path, metavar="FILE", help="where every sample goes, after each round")
     args = parser.parse_args()
     if args.rounds < 1:
@@ -313,11 +333,14 @@ def main():
         "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
         "machine": machine(),
         "page_cache": IN_MEMORY if args.memory else WARMING,
+        "awake": args.awake,
         "commands": {engine.name: {k: shlex.join(c) for k, c in engine.commands.items()} for engine in engines},
         "weight_bytes": {engine.name: sum(f.stat().st_size for f in engine.files) for engine in engines},
         "rounds": [],
     }
     evict([path for engine in engines for path in engine.files])
+    if args.awake:
+        keep_awake()
     for index in range(args.rounds):
         print(f"round {index + 1} of {args.rounds}", file=sys.stderr, flush=True)
         first, second = engines if index % 2 == 0 else engines[::-1]

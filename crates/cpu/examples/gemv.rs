@@ -30,6 +30,7 @@ struct Weights {
     rows: usize,
     data: Vec<u8>,
     scales: Vec<u8>,
+    biases: Vec<u8>,
 }
 
 impl Weights {
@@ -39,7 +40,8 @@ impl Weights {
             state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
             state.to_le_bytes()
         });
-        Weights { rows, data: data.collect(), scales: vec![0x3c; rows * COLS / GROUP_SIZE * 2] }
+        let affine = || vec![0x3c; rows * COLS / GROUP_SIZE * 2];
+        Weights { rows, data: data.collect(), scales: affine(), biases: affine() }
     }
 
     fn view(&self) -> MatrixView<'_> {
@@ -49,12 +51,12 @@ impl Weights {
             format: Format::Affine4,
             data: &self.data,
             scales: &self.scales,
-            biases: &self.scales,
+            biases: &self.biases,
         }
     }
 
     fn bytes(&self) -> usize {
-        self.data.len() + 2 * self.scales.len()
+        self.data.len() + self.scales.len() + self.biases.len()
     }
 }
 

@@ -50,6 +50,21 @@ impl Machine {
         (rows / (TASKS * self.pool.threads())).next_multiple_of(TASK_ROWS).clamp(TASK_ROWS, WIDE_TASK_ROWS)
     }
 
+    /// Weight rows of a task where `tokens` tokens meet `matrices` matrices of `rows` rows, each on its own. A task of few tokens
+    /// that has more of a matrix is faster, because every matrix is a new beginning, where no thread gets more rows by it.
+    pub fn task_rows_of_each(&self, tokens: usize, matrices: usize, rows: usize) -> usize {
+        const WIDER: usize = 2 * TASK_ROWS;
+        let share =
+            |task_rows| (matrices * rows.div_ceil(task_rows)).div_ceil(self.pool.threads()) * task_rows;
+        if tokens >= MANY_TOKENS {
+            self.task_rows(tokens, matrices * rows)
+        } else if share(WIDER) <= share(TASK_ROWS) {
+            WIDER
+        } else {
+            TASK_ROWS
+        }
+    }
+
     /// Weight rows of a task that goes through the same rows of many matrices: two tasks for each thread, because
     /// every matrix is a new beginning, and no fewer rows than [`TASK_ROWS`].
     pub fn wide_task_rows(&self, rows: usize) -> usize {

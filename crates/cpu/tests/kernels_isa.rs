@@ -5,7 +5,7 @@ use half::bf16;
 use lily_cpu::isa::Isa;
 use lily_cpu::kernels::OutRows;
 use lily_cpu::kernels::activations::QuantizedRows;
-use lily_cpu::kernels::matmul::matmul_rows;
+use lily_cpu::kernels::matmul::{Next, matmul_rows, matmul_rows_then};
 use lily_model::weights::{Format, GROUP_SIZE, MatrixView};
 
 const FORMATS: [Format; 2] = [Format::Affine4, Format::Affine8];
@@ -36,18 +36,21 @@ impl Weights {
         Weights { rows, cols, format, data, scales: part(0), biases: part(1) }
     }
 
-    fn times(&self, isa: Isa, x: &QuantizedRows) -> Vec<f32> {
-        let view = MatrixView {
+    fn view(&self) -> MatrixView<'_> {
+        MatrixView {
             rows: self.rows,
             cols: self.cols,
             format: self.format,
             data: &self.data,
             scales: &self.scales,
             biases: &self.biases,
-        };
+        }
+    }
+
+    fn times(&self, isa: Isa, x: &QuantizedRows) -> Vec<f32> {
         let mut out = vec![f32::NAN; x.rows() * self.rows];
         // SAFETY: one thread.
-        unsafe { matmul_rows(isa, view, 0..self.rows, x, x.all(), OutRows::new(&mut out, self.rows)) };
+        unsafe { matmul_rows(isa, self.view(), 0..self.rows, x, x.all(), OutRows::new(&mut out, self.rows)) };
         out
     }
 }
@@ -96,6 +99,37 @@ fn every_number_of_tokens_and_of_groups_gives_the_same_bits() {
                         "{isa}, {format:?}: {tokens} tokens, {groups} groups"
                     );
                 }
+            }
+        }
+    }
+}
+
+#[test]
+fn rows_of_the_models_widths_give_the_same_bits_however_they_are_cut() {
+    // Six strips of the narrower rows, and more rows than are a whole number of them.
+    for (rows, groups) in [(96, 32), (96, 64), (96, 8), (37, 32), (37, 64)] {
+        let byte = |i: usize| (i * 7919 % 251) as u8 ^ (i / 13) as u8;
+        let affine = |i: usize| [0.01 + (i % 17) as f32 / 64.0, (i % 23) as f32 / 8.0 - 1.0];
+        let w = Weights::new(Format::Affine4, [rows, groups], byte, affine);
+        for tokens in [1, 2] {
+            let x: Vec<f32> = (0..tokens * w.cols).map(|i| (i * 6151 % 1013) as f32 / 500.0 - 1.0).collect();
+            let x = quantized(&x, w.cols);
+            let portable = bits(&w.times(Isa::Portable, &x));
+            for isa in Isa::available() {
+                let whole = bits(&w.times(isa, &x));
+                assert!(whole == portable, "{isa}: {rows} rows of {groups} groups, {tokens} tokens");
+                let mut out = vec![f32::NAN; tokens * rows];
+                let cuts = [0, 16, 21, rows.min(64), rows];
+                for cut in cuts.windows(2) {
+                    let next = Next::rows(&w.view(), cut[1].min(rows - 1));
+                    let to = OutRows::new(&mut out, rows);
+                    // SAFETY: one thread.
+                    unsafe { matmul_rows_then(isa, w.view(), cut[0]..cut[1], &x, x.all(), to, next) };
+                }
+                assert!(
+                    bits(&out) == portable,
+                    "{isa}: {rows} rows of {groups} groups in pieces, {tokens} tokens"
+                );
             }
         }
     }

@@ -1,6 +1,8 @@
 //! AVX-512 with VNNI: sixteen f32 in one register, and sixty-four byte products in one instruction. Where the
 //! processor has AMX as well, products of several tokens are made in [`amx`].
 
+mod strip;
+
 use std::arch::asm;
 use std::arch::x86_64::*;
 
@@ -11,8 +13,8 @@ use super::amx;
 use super::matmul::Int8;
 use super::simd::{Kernel, LANES, Simd};
 use super::tile::{
-    Activation, Ahead, GROUP_BYTES, GROUP_UNITS, PANEL_ROWS, PANELS, Source, TILE_ROWS, TileOps, UNIT_BYTES,
-    Upcoming,
+    Activation, Ahead, GROUP_BYTES, GROUP_UNITS, PANEL_ROWS, PANELS, Source, Strip, TILE_ROWS, TileOps,
+    UNIT_BYTES, Upcoming,
 };
 
 /// Runs a kernel compiled for this instruction set.
@@ -371,26 +373,70 @@ unsafe fn line_dots<const SECOND: bool>(
             let both = _mm512_dpbusd_epi32(even, _mm512_and_si512(_mm512_srli_epi16::<4>(line), low), odds);
             *sum = ask_after::<SECOND>(next.wrapping_add(row * apart), both);
         }
-        // As in `sum_each`, a tree that adds and transposes at once; rows go in in the order it undoes.
-        let mut fours = [zero; 8];
-        for (i, four) in fours.iter_mut().enumerate() {
-            let first = i / 4 * 8 + i % 4;
-            let (a, b) = (sums[first], sums[first + 4]);
-            *four = _mm512_add_epi32(_mm512_shuffle_i32x4::<0x88>(a, b), _mm512_shuffle_i32x4::<0xdd>(a, b));
-        }
-        let mut pairs = [zero; 4];
-        for (i, pair) in pairs.iter_mut().enumerate() {
-            let (a, b) = (fours[2 * i], fours[2 * i + 1]);
-            *pair = _mm512_add_epi32(_mm512_unpacklo_epi64(a, b), _mm512_unpackhi_epi64(a, b));
-        }
-        let mut eights = [zero; 2];
-        for (i, eight) in eights.iter_mut().enumerate() {
-            let (a, b) = (_mm512_castsi512_ps(pairs[2 * i]), _mm512_castsi512_ps(pairs[2 * i + 1]));
-            let (even, odd) = (_mm512_shuffle_ps::<0x88>(a, b), _mm512_shuffle_ps::<0xdd>(a, b));
-            *eight = _mm512_add_epi32(_mm512_castps_si512(even), _mm512_castps_si512(odd));
-        }
-        let [a, b] = eights;
+        sum_halves(&sums)
+    }
+}
+
+/// For sixteen rows `[sums of lanes 0..8, sums of the others][row]`: as in `sum_each`, a tree that adds and transposes at
+/// once; rows go in in the order it undoes.
+///
+/// # Safety
+/// The instruction set is there.
+#[inline(always)]
+unsafe fn sum_halves(rows: &[__m512i; PANEL_ROWS]) -> [__m512i; 2] {
+    // SAFETY: by contract. Written out, because an array that a loop fills may be left in memory.
+    unsafe {
+        let fours = [
+            [
+                fours(rows[0], rows[4]),
+                fours(rows[1], rows[5]),
+                fours(rows[2], rows[6]),
+                fours(rows[3], rows[7]),
+            ],
+            [
+                fours(rows[8], rows[12]),
+                fours(rows[9], rows[13]),
+                fours(rows[10], rows[14]),
+                fours(rows[11], rows[15]),
+            ],
+        ];
+        let a = eights(pairs(fours[0][0], fours[0][1]), pairs(fours[0][2], fours[0][3]));
+        let b = eights(pairs(fours[1][0], fours[1][1]), pairs(fours[1][2], fours[1][3]));
         [_mm512_shuffle_i32x4::<0x88>(a, b), _mm512_shuffle_i32x4::<0xdd>(a, b)]
+    }
+}
+
+/// Quarters of `a` and `b` onto their neighbours.
+///
+/// # Safety
+/// The instruction set is there.
+#[inline(always)]
+unsafe fn fours(a: __m512i, b: __m512i) -> __m512i {
+    // SAFETY: by contract.
+    unsafe { _mm512_add_epi32(_mm512_shuffle_i32x4::<0x88>(a, b), _mm512_shuffle_i32x4::<0xdd>(a, b)) }
+}
+
+/// The same with pairs of lanes.
+///
+/// # Safety
+/// The instruction set is there.
+#[inline(always)]
+unsafe fn pairs(a: __m512i, b: __m512i) -> __m512i {
+    // SAFETY: by contract.
+    unsafe { _mm512_add_epi32(_mm512_unpacklo_epi64(a, b), _mm512_unpackhi_epi64(a, b)) }
+}
+
+/// The same with lanes.
+///
+/// # Safety
+/// The instruction set is there.
+#[inline(always)]
+unsafe fn eights(a: __m512i, b: __m512i) -> __m512i {
+    // SAFETY: by contract.
+    unsafe {
+        let (a, b) = (_mm512_castsi512_ps(a), _mm512_castsi512_ps(b));
+        let (even, odd) = (_mm512_shuffle_ps::<0x88>(a, b), _mm512_shuffle_ps::<0xdd>(a, b));
+        _mm512_add_epi32(_mm512_castps_si512(even), _mm512_castps_si512(odd))
     }
 }
 
@@ -399,6 +445,13 @@ impl<const AMX: bool> TileOps for Avx512<AMX> {
     const DIRECT_TOKENS: usize = if AMX { 2 } else { 4 };
     const GROUP_BYTES_4: usize = PACKED_GROUP_BYTES;
     const MATRIX: bool = AMX;
+    const STRIPS: bool = true;
+
+    #[inline(always)]
+    unsafe fn multiply_strip<const ROWS: usize>(strip: Strip, ask: Strip, token: &Activation) {
+        // SAFETY: by contract.
+        unsafe { strip::multiply::<ROWS>(strip, ask, token) };
+    }
 
     #[inline(always)]
     unsafe fn multiply_rows(

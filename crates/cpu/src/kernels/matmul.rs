@@ -26,11 +26,13 @@
 //! *Decode.* For a few tokens the tile between memory and the dot product costs more than it saves, so sixteen
 //! rows are multiplied where they lie and their sums brought into lanes by a tree that adds and transposes at
 //! once. Weights, scales and biases are asked for ahead, one line for each line read, across the end of the
-//! call where the caller says what comes next. The floor is the weights' bytes over the memory's bandwidth.
+//! call where the caller says what comes next. The floor is the weights' bytes over the memory's bandwidth. One token against
+//! rows of the model's widths has a form of its own ([`Strip`], `avx512/strip.rs`) where the processor is better at asking
+//! into its first cache.
 //!
-//! One Zen 5 core with AVX-512 VNNI at 4 GHz: decode reads 33 to 36 GB/s of 4-bit weights where a plain read gets
-//! 36 to 39, prefill makes 0.57 TOP/s with 16 tokens and weights in memory and 0.71 with 64, where the bare
-//! instruction makes 1.04. `cargo run --release -p lily-cpu --example gemv` measures both on all threads;
+//! Zen 5 with AVX-512 VNNI at 4 GHz: decode reads 36 to 38 GB/s of 4-bit weights on one core where a plain read gets
+//! 41, and 74 on two where that gets 82; prefill makes 0.57 TOP/s with 16 tokens and weights in memory and 0.71 with 64, where
+//! the bare instruction makes 1.04. `cargo run --release -p lily-cpu --example gemv` measures both on all threads;
 //! `docs/lab/cpu.md` has what was tried.
 
 use std::mem::MaybeUninit;
@@ -43,7 +45,7 @@ use super::OutRows;
 use super::activations::QuantizedRows;
 use super::simd::{Kernel, LANES, Simd, prefetch, run};
 use super::tile::{
-    Activation, Ahead, GROUP_BYTES, MAX_TOKENS, PANEL_BYTES, PANEL_ROWS, PANELS, SCALE_GROUPS, Source,
+    Activation, Ahead, GROUP_BYTES, MAX_TOKENS, PANEL_BYTES, PANEL_ROWS, PANELS, SCALE_GROUPS, Source, Strip,
     TILE_ROWS, Upcoming,
 };
 use crate::isa::{Isa, asks_second_cache};
@@ -58,6 +60,8 @@ const AHEAD_BYTES: usize = 16 << 10;
 /// The same for scales and biases, in rows. They are few bytes, but each panel begins with them: without asking
 /// ahead a Zen 5 core reached 23 GB/s instead of 31.
 const SCALE_ROWS_AHEAD: usize = 2 * PANEL_ROWS;
+/// The same in strips, one of which is 0.5 microseconds of reading.
+const SCALE_STRIPS_AHEAD: usize = 2;
 /// Tokens that meet a tile before the next one is unpacked; their running sums stay in the L2 cache.
 const TOKEN_BLOCK: usize = 32 * MAX_TOKENS;
 
@@ -386,11 +390,27 @@ impl<'a> Int8<'a> {
     /// The machine has the instruction set of `S`.
     #[inline(always)]
     unsafe fn compute_direct<S: Simd>(self) {
+        const HALF_ROWS: usize = PANEL_ROWS / 2;
+        const GROUPS: usize = Strip::GROUPS / PANEL_ROWS;
+        const HALF_ROWS_GROUPS: usize = Strip::GROUPS / HALF_ROWS;
+        let second_cache = asks_second_cache();
+        let strips = S::STRIPS && !second_cache && self.tokens.len() == 1;
+        // SAFETY: by contract.
+        unsafe {
+            match self.w.cols / GROUP_SIZE {
+                GROUPS if strips && self.rows.len().is_multiple_of(PANEL_ROWS) => {
+                    return self.compute_strips::<S, PANEL_ROWS>();
+                }
+                HALF_ROWS_GROUPS if strips && self.rows.len().is_multiple_of(HALF_ROWS) => {
+                    return self.compute_strips::<S, HALF_ROWS>();
+                }
+                _ => {}
+            }
+        }
         let Int8 { w, rows, x, tokens, out, next: after } = self;
         let groups = w.cols / GROUP_SIZE;
         let row_bytes = w.format.row_bytes(w.cols);
         let end = w.data[..rows.end * row_bytes].as_ptr_range().end;
-        let second_cache = asks_second_cache();
         let mut scales = MaybeUninit::<[f32; SCALE_GROUPS * PANEL_ROWS]>::uninit();
         let mut biases = MaybeUninit::<[f32; SCALE_GROUPS * PANEL_ROWS]>::uninit();
         let (scales, biases) = (scales.as_mut_ptr().cast::<f32>(), biases.as_mut_ptr().cast::<f32>());
@@ -446,6 +466,52 @@ impl<'a> Int8<'a> {
                 // SAFETY: these elements are this call's alone by contract.
                 let to = unsafe { out.row(i, first..first + here) };
                 to.copy_from_slice(&acc[..here]);
+            }
+        }
+    }
+}
+
+impl Int8<'_> {
+    /// [`Int8::compute_direct`] for one token and rows of [`Strip::GROUPS`]` / ROWS` groups, a whole number of strips.
+    ///
+    /// # Safety
+    /// The machine has the instruction set of `S`.
+    #[inline(always)]
+    unsafe fn compute_strips<S: Simd, const ROWS: usize>(self) {
+        let Int8 { w, rows, x, tokens, out, next: after } = self;
+        debug_assert!(w.cols / GROUP_SIZE * ROWS == Strip::GROUPS && rows.len().is_multiple_of(ROWS));
+        let row_bytes = w.format.row_bytes(w.cols);
+        let affine_bytes = w.cols / GROUP_SIZE * 2;
+        let row = tokens[0] as usize;
+        let (q, scales, sums) = (x.q(row).as_ptr(), x.scales(row).as_ptr(), x.sums(row).as_ptr());
+        for first in rows.clone().step_by(ROWS) {
+            let strip = Strip {
+                data: w.data[first * row_bytes..].as_ptr(),
+                scales: w.scales[first * affine_bytes..].as_ptr(),
+                biases: w.biases[first * affine_bytes..].as_ptr(),
+            };
+            // The same place `ahead` rows further on, be it of this matrix or the next; where nothing is known, here.
+            let past = |here: *const u8, then: *const u8, stride: usize, ahead: usize| {
+                let left = rows.end - first;
+                if ahead < left {
+                    here.wrapping_add(ahead * stride)
+                } else if then.is_null() {
+                    here
+                } else {
+                    then.wrapping_add((ahead - left) * stride)
+                }
+            };
+            let ask = Strip {
+                data: past(strip.data, after.data, row_bytes, ROWS),
+                scales: past(strip.scales, after.scales, affine_bytes, SCALE_STRIPS_AHEAD * ROWS),
+                biases: past(strip.biases, after.biases, affine_bytes, SCALE_STRIPS_AHEAD * ROWS),
+            };
+            let mut acc = [0.0f32; ROWS];
+            let token = Activation { q, scales, sums, acc: acc.as_mut_ptr() };
+            // SAFETY: so many rows follow, the token has as many groups as a row, and these elements are this call's alone.
+            unsafe {
+                S::multiply_strip::<ROWS>(strip, ask, &token);
+                out.row(0, first..first + ROWS).copy_from_slice(&acc);
             }
         }
     }
@@ -562,6 +628,8 @@ pub fn packed_bytes(tokens: usize, cols: usize) -> usize {
 
 /// Weight rows whose sums the f32 form keeps in registers together.
 const F32_ROWS: usize = 4;
+/// The same for one token.
+const F32_ROWS_OF_ONE: usize = 8;
 /// Tokens that the f32 form takes together.
 const F32_TOKENS: usize = 4;
 /// Weight rows that the f32 form expands at a time for many tokens: 256 KiB at a width of 2048, which stay in the
@@ -641,23 +709,28 @@ impl F32<'_> {
         let row_bytes = w.format.row_bytes(w.cols);
         let wide = w.format == Format::Affine8;
         let x = &x[tokens[0] as usize * w.cols..][..w.cols];
-        for first in rows.clone().step_by(F32_ROWS) {
-            let here = F32_ROWS.min(rows.end - first);
+        assert!(w.scales.len() >= w.rows * groups * 2 && w.biases.len() >= w.rows * groups * 2);
+        for first in rows.clone().step_by(F32_ROWS_OF_ONE) {
+            let here = F32_ROWS_OF_ONE.min(rows.end - first);
             // SAFETY: rows, groups and vectors lie inside the matrix and the token, by the checks of the caller.
             unsafe {
+                // Just the bits: the care that `half` takes of numbers that are none costs as much as the products.
+                let affine = |of: &[u8], at: usize| {
+                    let bits = u16::from_le(of.as_ptr().cast::<u16>().add(at).read_unaligned());
+                    f32::from_bits(u32::from(bits) << 16)
+                };
                 let mut acc = [S::splat(0.0); LANES];
                 for group in 0..groups {
-                    for r in 0..F32_ROWS {
+                    for r in 0..F32_ROWS_OF_ONE {
                         // Missing rows repeat the last one, and no one reads their sums.
                         let row = first + r.min(here - 1);
-                        let at = (row * groups + group) * 2;
-                        let scale = S::splat(bf16::from_le_bytes([w.scales[at], w.scales[at + 1]]).to_f32());
-                        let bias = S::splat(bf16::from_le_bytes([w.biases[at], w.biases[at + 1]]).to_f32());
+                        let at = row * groups + group;
+                        let scale = S::splat(affine(w.scales, at));
+                        let bias = S::splat(affine(w.biases, at));
                         let from = w.data.as_ptr().add(row * row_bytes);
                         // The same place of the rows that come after these.
-                        prefetch(
-                            from.wrapping_add(F32_ROWS * row_bytes + w.format.row_bytes(group * GROUP_SIZE)),
-                        );
+                        let place = F32_ROWS_OF_ONE * row_bytes + w.format.row_bytes(group * GROUP_SIZE);
+                        prefetch(from.wrapping_add(place));
                         for at in (group * GROUP_SIZE..(group + 1) * GROUP_SIZE).step_by(LANES) {
                             let q =
                                 if wide { S::load_u8(from.add(at)) } else { S::load_u4(from.add(at / 2)) };

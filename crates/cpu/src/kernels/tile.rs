@@ -79,6 +79,22 @@ impl Source {
     }
 }
 
+/// Where some rows of 4-bit weights begin that follow each other: [`TileOps::multiply_strip`].
+#[derive(Clone, Copy)]
+pub struct Strip {
+    /// Packed weights of the first row.
+    pub data: *const u8,
+    /// Its scales.
+    pub scales: *const u8,
+    /// Its biases.
+    pub biases: *const u8,
+}
+
+impl Strip {
+    /// Groups of all its rows together: as many as a panel has whose scales are unpacked at a time.
+    pub const GROUPS: usize = PANEL_ROWS * SCALE_GROUPS;
+}
+
 /// What to ask the cache for while weights are read: the lines from `next` up to `end`, and then as many as are
 /// still wanted from `then` on. Where several tokens pass over the same rows, they take turns.
 #[derive(Clone, Copy)]
@@ -209,6 +225,17 @@ pub trait TileOps: Copy + Send + Sync + 'static {
         ahead: Ahead,
         token: &Activation,
     );
+
+    /// Whether there is [`TileOps::multiply_strip`].
+    const STRIPS: bool = false;
+
+    /// One token against `ROWS` whole rows of [`Strip::GROUPS`]` / ROWS` groups, eight or sixteen, everything as it lies in
+    /// memory: [`TileOps::multiply_rows`] in one piece. Meanwhile the cache is asked for as many lines as are read here, from
+    /// `ask` on. `token.acc` has `ROWS` sums.
+    #[inline(always)]
+    unsafe fn multiply_strip<const ROWS: usize>(_strip: Strip, _ask: Strip, _token: &Activation) {
+        unreachable!("only where STRIPS is set")
+    }
 
     /// Widens `groups` bf16 (at most [`SCALE_GROUPS`]) of each row to f32, `[groups, PANEL_ROWS]` at `to`,
     /// and asks the cache for the bytes `ahead` further on.

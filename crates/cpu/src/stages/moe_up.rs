@@ -76,7 +76,7 @@ pub fn fast(
     let tokens = routing.shared.len();
     let out = routed.writer();
     let shared_out = shared.writer();
-    let task_rows = machine.task_rows(tokens, routing.active.len() * width);
+    let task_rows = machine.task_rows_of_each(tokens, routing.active.len() + 1, width);
     let per_expert = width.div_ceil(task_rows);
     let routed_tasks = routing.active.len() * per_expert;
     let block = |index: usize, rows: usize| index * task_rows..rows.min((index + 1) * task_rows);
