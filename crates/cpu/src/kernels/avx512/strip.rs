@@ -11,9 +11,9 @@
 //!
 //! # Floor
 //! A plain read of the same memory. One Zen 5 core reaches 37 GB/s where that has 41, two reach 74 where it has 81. The same
-//! steps as a loop reach 31 and 62: in it each load walks along a row, and what the processor brings of its own accord
-//! beyond the row's end is in no one's way but the memory's. Written out, a load goes on sixteen KiB further, in the next
-//! strip. `docs/lab/cpu.md` has what was tried.
+//! steps as a loop reach 31 and 62. Presumably a load of a loop looks like a walk along its row, and the processor brings lines
+//! from beyond the row's end that no one waits for; written out, the next address of a load is in the next strip.
+//! `docs/lab/cpu.md` has what was tried.
 
 use std::arch::asm;
 use std::arch::x86_64::*;
