@@ -84,8 +84,8 @@ def huge_bytes(path):
 def keep_awake():
     """Has a process of idle priority spin on each core until this one ends.
 
-    A virtual core that halts is placed anew by its host when it wakes up, and two that land on cores which share a way to
-    the memory have little more than one. On cores that never halt both engines find the same machine.
+    A host may place a virtual core anew when it wakes up, and two that share a way to the memory read little more than one.
+    Cores that never halt stay where they are more often, so that both engines find the same machine.
     """
     parent = os.getpid()
     for core in os.sched_getaffinity(0):

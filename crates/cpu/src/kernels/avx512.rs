@@ -386,22 +386,14 @@ unsafe fn line_dots<const SECOND: bool>(
 unsafe fn sum_halves(rows: &[__m512i; PANEL_ROWS]) -> [__m512i; 2] {
     // SAFETY: by contract. Written out, because an array that a loop fills may be left in memory.
     unsafe {
-        let fours = [
-            [
-                fours(rows[0], rows[4]),
-                fours(rows[1], rows[5]),
-                fours(rows[2], rows[6]),
-                fours(rows[3], rows[7]),
-            ],
-            [
-                fours(rows[8], rows[12]),
-                fours(rows[9], rows[13]),
-                fours(rows[10], rows[14]),
-                fours(rows[11], rows[15]),
-            ],
-        ];
-        let a = eights(pairs(fours[0][0], fours[0][1]), pairs(fours[0][2], fours[0][3]));
-        let b = eights(pairs(fours[1][0], fours[1][1]), pairs(fours[1][2], fours[1][3]));
+        let a = eights(
+            pairs(fours(rows[0], rows[4]), fours(rows[1], rows[5])),
+            pairs(fours(rows[2], rows[6]), fours(rows[3], rows[7])),
+        );
+        let b = eights(
+            pairs(fours(rows[8], rows[12]), fours(rows[9], rows[13])),
+            pairs(fours(rows[10], rows[14]), fours(rows[11], rows[15])),
+        );
         [_mm512_shuffle_i32x4::<0x88>(a, b), _mm512_shuffle_i32x4::<0xdd>(a, b)]
     }
 }

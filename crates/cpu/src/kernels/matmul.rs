@@ -198,6 +198,13 @@ pub fn matmul_f32(pool: &ThreadPool, isa: Isa, w: MatrixView<'_>, x: &[f32], out
 /// What must hold for the kernels' pointers to stay inside.
 fn check(w: &MatrixView<'_>, rows: &Range<usize>, x_rows: usize, tokens: &[u32], out: &OutRows<'_>) {
     assert!(w.data.len() >= w.rows * w.format.row_bytes(w.cols), "the matrix is shorter than its shape");
+    if w.format.is_affine() {
+        let affine_bytes = w.rows * (w.cols / GROUP_SIZE) * 2;
+        assert!(
+            w.scales.len() >= affine_bytes && w.biases.len() >= affine_bytes,
+            "scales or biases are missing"
+        );
+    }
     assert!(rows.start <= rows.end && rows.end <= w.rows, "rows {rows:?} of a matrix of {}", w.rows);
     assert!(rows.end <= out.cols() && tokens.len() <= out.rows(), "the product does not fit its output");
     assert!(tokens.iter().all(|&token| (token as usize) < x_rows), "a token outside the activations");
@@ -373,8 +380,6 @@ impl<'a> Int8<'a> {
         assert!(w.format.is_affine(), "int8 activations meet affine weights only");
         assert_eq!(w.cols, x.cols(), "the matrix and its activations differ in width");
         check(&w, &rows, x.rows(), tokens, &out);
-        let groups = w.cols / GROUP_SIZE;
-        assert!(w.scales.len() >= w.rows * groups * 2 && w.biases.len() >= w.rows * groups * 2);
         (!rows.is_empty()).then_some(Int8 { w, rows, x, tokens, out, next })
     }
 
@@ -469,9 +474,7 @@ impl<'a> Int8<'a> {
             }
         }
     }
-}
 
-impl Int8<'_> {
     /// [`Int8::compute_direct`] for one token and rows of [`Strip::GROUPS`]` / ROWS` groups, a whole number of strips.
     ///
     /// # Safety
@@ -709,7 +712,6 @@ impl F32<'_> {
         let row_bytes = w.format.row_bytes(w.cols);
         let wide = w.format == Format::Affine8;
         let x = &x[tokens[0] as usize * w.cols..][..w.cols];
-        assert!(w.scales.len() >= w.rows * groups * 2 && w.biases.len() >= w.rows * groups * 2);
         for first in rows.clone().step_by(F32_ROWS_OF_ONE) {
             let here = F32_ROWS_OF_ONE.min(rows.end - first);
             // SAFETY: rows, groups and vectors lie inside the matrix and the token, by the checks of the caller.
